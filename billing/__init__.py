@@ -1,0 +1,1 @@
+"""The pdgate billing process."""

@@ -1,0 +1,1 @@
+"""What the processes agree on. Nothing here knows a server, a database or a clock of its own."""

@@ -1,0 +1,137 @@
+"""The catalogue of models, `models.toml`: what every process must know alike about a model.
+
+```toml
+[models.smollm2]                       # public name
+pool = "smollm2"                       # default: the name
+tokenizer = "smollm2"                  # folder under the models folder, or an absolute path
+aliases = ["SmolLM2-135M-Instruct"]
+context_tokens = 2048
+default_max_tokens = 512               # default: 4096
+hand_off = "direct"                    # or "store"
+owned_by = "HuggingFaceTB"
+
+[models.smollm2.price]                 # currency units per million tokens, as text: money is never a float
+prefill_computed = "0.10"
+prefill_cached = "0.02"
+decode = "0.40"
+
+[models.smollm2.tiers.default]         # SLO targets
+ttft_ms = 4000
+tpot_ms = 400
+```
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path as FilePath
+
+import msgspec
+
+from contracts.lifecycle import HandOff
+from contracts.slo import SloTarget
+from contracts.units import NanoPerMillion
+
+NANO_PER_UNIT = 1_000_000_000
+
+
+class CatalogError(ValueError):
+    """The catalogue cannot be used; the message names file, model and field."""
+
+
+class PriceText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices as written: decimal text, currency units per million tokens."""
+
+    prefill_computed: str
+    prefill_cached: str
+    decode: str
+
+    def nano(self, field: str) -> NanoPerMillion:
+        """Return one price in nano-units per million tokens. Raises CatalogError when it is not exact."""
+        text: str = getattr(self, field)
+        try:
+            amount = Decimal(text) * NANO_PER_UNIT
+        except InvalidOperation:
+            raise CatalogError(f"price {field} = {text!r} is not a decimal number") from None
+        if amount != amount.to_integral_value() or amount < 0:
+            raise CatalogError(f"price {field} = {text!r} must be >= 0 with at most 9 decimals")
+        return NanoPerMillion(int(amount))
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model as the catalogue describes it."""
+
+    tokenizer: str
+    context_tokens: int
+    price: PriceText
+    pool: str = ""
+    aliases: tuple[str, ...] = ()
+    default_max_tokens: int = 4096
+    hand_off: HandOff = HandOff.DIRECT
+    owned_by: str = "pdgate"
+    tiers: Mapping[str, SloTarget] = msgspec.field(
+        default_factory=lambda: {"default": SloTarget(ttft_ms=2000, tpot_ms=100)}
+    )
+    created_unix_s: int = 1_730_000_000
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    models: Mapping[str, Model]
+    currency: str = "EUR"
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True):
+    """All models, by public name. `revision` changes with every byte of the file."""
+
+    models: Mapping[str, Model]
+    currency: str
+    revision: str
+
+    def find(self, name: str) -> tuple[str, Model] | None:
+        """Return the public name and the model for a name or alias."""
+        if name in self.models:
+            return name, self.models[name]
+        for public, model in self.models.items():
+            if name in model.aliases:
+                return public, model
+        return None
+
+    def pool_of(self, name: str) -> str:
+        """Return the pool that serves the model with this public name."""
+        return self.models[name].pool or name
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Every pool once, in the file's order."""
+        return tuple(dict.fromkeys(self.pool_of(name) for name in self.models))
+
+
+def read_catalog(file: FilePath) -> Catalog:
+    """Return the catalogue in `file`.
+
+    Raises:
+        CatalogError: unreadable, not TOML, an unknown field, a bad price, or a name used twice.
+    """
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise CatalogError(f"{file}: {error.strerror}") from None
+    try:
+        parsed = msgspec.convert(tomllib.loads(raw.decode()), _File)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise CatalogError(f"{file}: {error}") from None
+    seen: dict[str, str] = {}
+    for public, model in parsed.models.items():
+        for name in (public, *model.aliases):
+            if name in seen:
+                raise CatalogError(f"{file}: '{name}' names both {seen[name]} and {public}")
+            seen[name] = public
+        if not model.context_tokens >= 16:
+            raise CatalogError(f"{file}: models.{public}.context_tokens must be at least 16")
+        for field in ("prefill_computed", "prefill_cached", "decode"):
+            try:
+                model.price.nano(field)
+            except CatalogError as error:
+                raise CatalogError(f"{file}: models.{public}.{error}") from None
+    return Catalog(models=parsed.models, currency=parsed.currency, revision=hashlib.sha256(raw).hexdigest()[:12])

@@ -1,0 +1,127 @@
+"""Names of every Redis key. A script touches keys of one tag only, so Redis Cluster needs no change.
+
+Tags: `{sNN}` an organisation's shard, `{m:POOL}` a model pool, `{gw:ID}` one gateway process.
+"""
+
+from contracts.identity import shard_of
+
+CONSUMER_GROUP_SCHEDULER = "scheduler"
+CONSUMER_GROUP_BILLING = "billing"
+
+
+def shard_tag(org: str) -> str:
+    """Return the tag that holds all limit and money keys of `org`."""
+    return f"{{s{shard_of(org):02d}}}"
+
+
+# -- one organisation's shard ------------------------------------------------------------------
+
+
+def reservation(org: str, rid: str) -> str:
+    """Return the reservation of one request: msgpack, written by reserve.lua, deleted by settle.lua."""
+    return f"pdgate:{shard_tag(org)}:res:{rid}"
+
+
+def open_reservations(org: str) -> str:
+    """Return the sorted set of open reservations of the organisation's shard: `org/rid` by deadline, Unix ms."""
+    return open_reservations_of_shard(shard_of(org))
+
+
+def open_reservations_of_shard(shard: int) -> str:
+    """Return the sorted set of open reservations of one shard."""
+    return f"pdgate:{{s{shard:02d}}}:open"
+
+
+def usage_stream(shard: int) -> str:
+    """Return the stream of usage events of one shard."""
+    return f"pdgate:{{s{shard:02d}}}:usage"
+
+
+def dead_letters(shard: int) -> str:
+    """Return the stream of usage events that billing could not post."""
+    return f"pdgate:{{s{shard:02d}}}:usage-dead"
+
+
+def settled_request(org: str, rid: str) -> str:
+    """Return the usage event of a settled request, kept 10 minutes for reads ahead of billing."""
+    return f"pdgate:{shard_tag(org)}:req:{rid}"
+
+
+def key_states(org: str) -> str:
+    """Return the hash of key id -> `STATE:VERSION` of one organisation."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:keys"
+
+
+def rate_bucket(org: str, scope: str, scope_id: str, meter: str) -> str:
+    """Return one token bucket. `scope` is org, project or key; `meter` as in contracts.limits."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:rate:{scope}:{scope_id}:{meter}"
+
+
+def concurrency_leases(org: str, scope: str, scope_id: str) -> str:
+    """Return the sorted set of running requests of a scope, by lease expiry in Unix ms."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:running:{scope}:{scope_id}"
+
+
+def budget(org: str, scope: str, scope_id: str) -> str:
+    """Return the hash with `spent` and `reserved`, nano-units, of one scope's budget period."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:budget:{scope}:{scope_id}"
+
+
+# -- one pool ------------------------------------------------------------------------------------
+
+
+def inbox(pool: str) -> str:
+    """Return the pool's request stream, read by the scheduler's consumer group."""
+    return f"pdgate:{{m:{pool}}}:inbox"
+
+
+def inflight(pool: str, rid: str) -> str:
+    """Return the write-ahead record of a placed request (wire.Inflight, msgpack)."""
+    return f"pdgate:{{m:{pool}}}:inflight:{rid}"
+
+
+def leader(pool: str) -> str:
+    """Return the leader lease: `SCHEDULER_ID:EPOCH`, PX."""
+    return f"pdgate:{{m:{pool}}}:leader"
+
+
+def leader_epoch(pool: str) -> str:
+    """Return the highest leader epoch ever given out for the pool."""
+    return f"pdgate:{{m:{pool}}}:leader-epoch"
+
+
+def outcomes(pool: str) -> str:
+    """Return the stream of finished requests, for SLO feedback; best effort."""
+    return f"pdgate:{{m:{pool}}}:outcomes"
+
+
+def attempts(pool: str) -> str:
+    """Return the stream of the workers' own final counts, for cost rows and reconciliation."""
+    return f"pdgate:{{m:{pool}}}:attempts"
+
+
+def pool_workers(pool: str) -> str:
+    """Return the sorted set of worker ids by lease expiry in Unix ms."""
+    return f"pdgate:{{m:{pool}}}:workers"
+
+
+def worker_lease(pool: str, worker_id: str) -> str:
+    """Return the worker's registration (wire.Registration, msgpack), PX 3000."""
+    return f"pdgate:{{m:{pool}}}:worker:{worker_id}"
+
+
+# -- one gateway -----------------------------------------------------------------------------------
+
+
+def gateway_lease(gateway_id: str) -> str:
+    """Return the gateway's liveness key, PX 3000."""
+    return f"pdgate:{{gw:{gateway_id}}}:lease"
+
+
+def notices(gateway_id: str) -> str:
+    """Return the stream of notices from schedulers to one gateway."""
+    return f"pdgate:{{gw:{gateway_id}}}:notices"
+
+
+GATEWAYS = "pdgate:gateways"
+"""Sorted set of gateway ids by lease expiry in Unix ms."""

@@ -1,0 +1,64 @@
+"""Latency of prefill, decode and KV transfer as closed forms. Pure; units in every name.
+
+Prefill  S = a + b*n_u + c*(n_u^2 + 2*h*n_u)   (DistServe's form; the h cross-term is attention to the cached prefix)
+Decode   t(B, K) = d0 + d1*B + d2*K
+Transfer T = t0 + bytes / B_eff
+"""
+
+import msgspec
+
+
+class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients of one prefill, ms."""
+
+    fixed_ms: float
+    per_token_ms: float
+    per_token_pair_ms: float = 0.0
+
+    def ms(self, uncached_tokens: int, cached_tokens: int = 0) -> float:
+        """Return the compute time of one prompt, ms."""
+        pairs = uncached_tokens * uncached_tokens + 2 * cached_tokens * uncached_tokens
+        return self.fixed_ms + self.per_token_ms * uncached_tokens + self.per_token_pair_ms * pairs
+
+
+class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients of one decode step, ms."""
+
+    fixed_ms: float
+    per_request_ms: float = 0.0
+    per_kv_token_ms: float = 0.0
+
+    def step_ms(self, num_requests: int, kv_tokens: int) -> float:
+        """Return the time of one step that yields one token for each of `num_requests`, ms."""
+        return self.fixed_ms + self.per_request_ms * num_requests + self.per_kv_token_ms * kv_tokens
+
+
+class TransferCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients of one KV hand-off."""
+
+    fixed_ms: float
+    bytes_per_ms: float
+    kv_bytes_per_token: int
+
+    def ms(self, tokens: int) -> float:
+        """Return the time to move the KV cache of `tokens`, ms."""
+        return self.fixed_ms + tokens * self.kv_bytes_per_token / self.bytes_per_ms
+
+
+class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's costs: what the timed engine plays and the scheduler predicts with."""
+
+    prefill: PrefillCost
+    decode: DecodeCost
+    transfer: TransferCost
+    kv_capacity_tokens: int
+    max_running: int = 256
+
+
+# Llama-3-8B on one H100, rounded from the fits in docs/performance.md: a stand-in for fleet tests.
+DEFAULT_LATENCY = LatencyModel(
+    prefill=PrefillCost(fixed_ms=8.0, per_token_ms=0.03, per_token_pair_ms=1.5e-7),
+    decode=DecodeCost(fixed_ms=6.0, per_request_ms=0.02, per_kv_token_ms=4e-6),
+    transfer=TransferCost(fixed_ms=1.0, bytes_per_ms=2.0e7, kv_bytes_per_token=131_072),
+    kv_capacity_tokens=400_000,
+)

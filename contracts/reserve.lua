@@ -1,0 +1,73 @@
+-- Reserves every limit of one request in one step, or nothing at all.
+--
+-- KEYS[1] reservation   KEYS[2] open (zset)   KEYS[3] key states (hash)
+-- ARGV[1] msgpack map:
+--   rid, member (of `open`), now_ms, deadline_ms, key_id, key_state ("active:7"), owner (opaque bytes),
+--   rates:   list of {key, limit, amount, meter}   token bucket: `limit` a minute, refilled evenly
+--   leases:  list of {key, limit}                  running requests, expiring at deadline + 60 s
+--   budgets: list of {key, limit, amount}          nano-units; compared and added, never multiplied
+-- All keys carry the organisation's shard tag (those in ARGV too: same slot, so legal in a cluster).
+--
+-- Returns {1, "ok", {remaining, reset_ms per rate ...}}
+--         {0, kind, index (from 0), retry_after_ms, available}   kind = rate | lease | budget
+--         {-1, "unknown_key" | "key_changed", current}  the caller loads the key's state and repeats
+--         {-2, "duplicate"}                             this rid is reserved already
+-- Bucket levels are kept in thousandths of a token so that refill loses nothing to rounding.
+
+local a = cmsgpack.unpack(ARGV[1])
+local now = a.now_ms
+local MAX_EXACT = 9007199254740992
+
+local state = redis.call('HGET', KEYS[3], a.key_id)
+if not state then return {-1, 'unknown_key', ''} end
+if state ~= a.key_state then return {-1, 'key_changed', state} end
+if redis.call('EXISTS', KEYS[1]) == 1 then return {-2, 'duplicate'} end
+
+local function level_of(key, limit)
+  local capacity = limit * 1000
+  local stored = redis.call('HMGET', key, 'level', 'at')
+  if not stored[1] then return capacity end
+  local elapsed = math.max(0, now - tonumber(stored[2]))
+  return math.min(capacity, tonumber(stored[1]) + math.floor(elapsed * capacity / 60000))
+end
+
+local levels, remaining = {}, {}
+for i, r in ipairs(a.rates) do
+  local level = level_of(r.key, r.limit)
+  local need = r.amount * 1000
+  if need > level then
+    local wait = -1
+    if r.amount <= r.limit then wait = math.ceil((need - level) * 60 / r.limit) end
+    return {0, 'rate', i - 1, wait, math.floor(level / 1000)}
+  end
+  levels[i] = level - need
+  remaining[#remaining + 1] = math.floor(levels[i] / 1000)
+  remaining[#remaining + 1] = math.ceil((r.limit * 1000 - levels[i]) * 60 / math.max(1, r.limit))
+end
+for i, l in ipairs(a.leases) do
+  redis.call('ZREMRANGEBYSCORE', l.key, '-inf', now)
+  local running = redis.call('ZCARD', l.key)
+  if running >= l.limit then return {0, 'lease', i - 1, 1000, 0} end
+end
+for i, b in ipairs(a.budgets) do
+  local used = redis.call('HMGET', b.key, 'spent', 'reserved')
+  local total = tonumber(used[1] or '0') + tonumber(used[2] or '0')
+  if total + b.amount > b.limit or total + b.amount > MAX_EXACT then
+    return {0, 'budget', i - 1, -1, b.limit - total}
+  end
+end
+
+for i, r in ipairs(a.rates) do
+  redis.call('HSET', r.key, 'level', string.format('%.0f', levels[i]), 'at', string.format('%.0f', now))
+  redis.call('PEXPIRE', r.key, 120000)
+end
+for _, l in ipairs(a.leases) do
+  redis.call('ZADD', l.key, a.deadline_ms + 60000, a.rid)
+  redis.call('PEXPIREAT', l.key, string.format('%.0f', a.deadline_ms + 60000))
+end
+for _, b in ipairs(a.budgets) do
+  redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', b.amount))
+end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('ZADD', KEYS[2], a.deadline_ms, a.member)
+return {1, 'ok', remaining}

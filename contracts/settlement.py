@@ -1,0 +1,174 @@
+"""The two money scripts as typed calls. Reserve before work, settle once after, whoever settles.
+
+The gateway settles what it served; the scheduler settles for a dead gateway; billing sweeps what
+nobody settled. All three run the same settle.lua, so a request is settled once.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from contracts import keys
+from contracts.identity import shard_of
+from contracts.units import MAX_EXACT_NANO
+from contracts.usage import UsageEvent
+from contracts.wire import Owner
+
+KEEP_SETTLED_MS = 600_000
+
+METER_REQUESTS = "requests"
+METER_PROMPT = "prompt_tokens"
+METER_UNCACHED = "uncached_prompt_tokens"
+METER_GENERATED = "generated_tokens"
+METER_TOKENS = "tokens"  # prompt + generated
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """One token bucket and what this request takes from it."""
+
+    key: str
+    meter: str
+    limit: int  # per minute
+    amount: int
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency limit."""
+
+    key: str
+    limit: int
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """One money limit, nano-units."""
+
+    key: str
+    limit: int
+    amount: int
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything reserved for one request; stored as it is, read back by settle.lua and by sweepers."""
+
+    rid: str
+    member: str  # `org/rid`
+    now_ms: int
+    deadline_ms: int
+    key_id: str
+    key_state: str
+    owner: bytes  # msgpack of wire.Owner
+    pool: str
+    rates: Sequence[Rate] = ()
+    leases: Sequence[Lease] = ()
+    budgets: Sequence[Budget] = ()
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """Granted. `remaining` and `reset_ms` follow the order of Reservation.rates."""
+
+    remaining: tuple[int, ...]
+    reset_ms: tuple[int, ...]
+
+
+class LimitHit(msgspec.Struct, frozen=True):
+    """Refused by one limit; nothing was taken from any."""
+
+    kind: str  # rate | lease | budget
+    index: int  # into Reservation.rates, .leases or .budgets
+    retry_after_ms: int | None  # None: waiting does not help
+    available: int
+
+
+class KeyStateDiffers(msgspec.Struct, frozen=True):
+    """The shard knows another state of the key (None = none): load it from Postgres and repeat."""
+
+    current: str | None
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """This rid is reserved already."""
+
+
+ReserveAnswer = Reserved | LimitHit | KeyStateDiffers | Duplicate
+
+
+class SettlementScripts:
+    """Both scripts, registered with one Redis client."""
+
+    def __init__(self, redis: Redis) -> None:
+        folder = files("contracts")
+        self._reserve = redis.register_script((folder / "reserve.lua").read_text())
+        self._settle = redis.register_script((folder / "settle.lua").read_text())
+
+    async def reserve(self, org: str, reservation: Reservation) -> ReserveAnswer:
+        """Reserve all limits or none. Raises redis.exceptions.RedisError when Redis is away."""
+        for budget in reservation.budgets:
+            if not 0 <= budget.amount <= MAX_EXACT_NANO:
+                raise ValueError(f"cannot reserve {budget.amount} nano-units exactly")
+        answer: Any = await self._reserve(
+            keys=[
+                keys.reservation(org, reservation.rid),
+                keys.open_reservations(org),
+                keys.key_states(org),
+            ],
+            args=[msgspec.msgpack.encode(reservation)],
+        )
+        match answer[0]:
+            case 1:
+                flat = answer[2]
+                return Reserved(tuple(flat[0::2]), tuple(flat[1::2]))
+            case 0:
+                wait = int(answer[3])
+                return LimitHit(_text(answer[1]), int(answer[2]), wait if wait >= 0 else None, int(answer[4]))
+            case -1:
+                return KeyStateDiffers(_text(answer[2]) or None)
+            case _:
+                return Duplicate()
+
+    async def settle(self, event: UsageEvent, actual: Mapping[str, int]) -> bool:
+        """Settle `event.rid`; return False when it was settled before.
+
+        `actual`: what to leave charged on each rate meter; a meter that is absent stays as reserved.
+        """
+        if not 0 <= event.cost <= MAX_EXACT_NANO:
+            raise ValueError(f"cannot charge {event.cost} nano-units exactly")
+        request = {"now_ms": int(time.time() * 1000), "cost": event.cost, "actual": dict(actual)}
+        answer: Any = await self._settle(
+            keys=[
+                keys.reservation(event.org, event.rid),
+                keys.open_reservations(event.org),
+                keys.usage_stream(shard_of(event.org)),
+                keys.settled_request(event.org, event.rid),
+            ],
+            args=[msgspec.msgpack.encode(request), msgspec.msgpack.encode(event), KEEP_SETTLED_MS],
+        )
+        return bool(answer == 1)
+
+
+def actual_usage(event: UsageEvent) -> dict[str, int]:
+    """Return what `event` leaves charged on each rate meter: its counts, or nothing if it never ran."""
+    tokens = event.tokens
+    return {
+        METER_PROMPT: tokens.prompt,
+        METER_UNCACHED: tokens.prefill_computed,
+        METER_GENERATED: tokens.decode,
+        METER_TOKENS: tokens.prompt + tokens.decode,
+    }
+
+
+def decode_owner(raw: bytes) -> Owner:
+    """Return the owner stored in a reservation."""
+    return msgspec.msgpack.decode(raw, type=Owner)
+
+
+def decode_reservation(raw: bytes) -> Reservation:
+    """Return a stored reservation, for sweepers."""
+    return msgspec.msgpack.decode(raw, type=Reservation)
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if isinstance(raw, bytes) else str(raw)

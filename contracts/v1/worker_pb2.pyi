@@ -1,0 +1,460 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+    PHASE_UNIFIED: _ClassVar[Phase]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_UNIFIED: _ClassVar[Role]
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_STARTING: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_SWITCHING: _ClassVar[WorkerState]
+    WORKER_STATE_UNHEALTHY: _ClassVar[WorkerState]
+    WORKER_STATE_STOPPED: _ClassVar[WorkerState]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ABORTED: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
+    FINISH_REASON_READER_LOST: _ClassVar[FinishReason]
+    FINISH_REASON_HAND_OFF: _ClassVar[FinishReason]
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+PHASE_UNIFIED: Phase
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_UNIFIED: Role
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_STARTING: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_SWITCHING: WorkerState
+WORKER_STATE_UNHEALTHY: WorkerState
+WORKER_STATE_STOPPED: WorkerState
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ABORTED: FinishReason
+FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_DEADLINE: FinishReason
+FINISH_REASON_READER_LOST: FinishReason
+FINISH_REASON_HAND_OFF: FinishReason
+
+class AttemptId(_message.Message):
+    __slots__ = ("rid", "attempt", "sample")
+    RID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    rid: bytes
+    attempt: int
+    sample: int
+    def __init__(self, rid: _Optional[bytes] = ..., attempt: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos", "frequency_penalty", "presence_penalty", "repetition_penalty")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    seed: int
+    min_tokens: int
+    ignore_eos: bool
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
+
+class Counts(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+
+class Stages(_message.Message):
+    __slots__ = ("queue_ms", "compute_ms", "transfer_ms", "first_token_ms")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    compute_ms: float
+    transfer_ms: float
+    first_token_ms: float
+    def __init__(self, queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
+
+class ControlCommand(_message.Message):
+    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    SET_ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submit: Submit
+    abort: Abort
+    set_role: SetRole
+    drain: Drain
+    settled: Settled
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("scheduler_id", "leader_epoch", "v")
+    SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    scheduler_id: str
+    leader_epoch: int
+    v: int
+    def __init__(self, scheduler_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., v: _Optional[int] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_PORT_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_ROOM_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFF_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    leader_epoch: int
+    worker_epoch: int
+    phase: Phase
+    gateway_id: str
+    deadline_unix_ms: int
+    prompt: bytes
+    sampling: Sampling
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int
+    cache_salt: str
+    adapter: str
+    delivered: bytes
+    traceparent: str
+    hand_off: str
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("id", "all_samples", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ALL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    all_samples: bool
+    reason: str
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., all_samples: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetRole(_message.Message):
+    __slots__ = ("role", "leader_epoch")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    leader_epoch: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("on", "leader_epoch")
+    ON_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    leader_epoch: int
+    def __init__(self, on: _Optional[bool] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+
+class Settled(_message.Message):
+    __slots__ = ("rid",)
+    RID_FIELD_NUMBER: _ClassVar[int]
+    rid: bytes
+    def __init__(self, rid: _Optional[bytes] = ...) -> None: ...
+
+class ControlReport(_message.Message):
+    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result")
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_DONE_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ROLE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    inventory: Inventory
+    accepted: Accepted
+    rejected: Rejected
+    status: Status
+    prefill_done: PrefillDone
+    final: Final
+    delivered: Delivered
+    role_result: RoleResult
+    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("worker_id", "worker_epoch", "leader_epoch", "running", "finals", "status", "v")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    FINALS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    worker_epoch: int
+    leader_epoch: int
+    running: _containers.RepeatedCompositeFieldContainer[Running]
+    finals: _containers.RepeatedCompositeFieldContainer[Final]
+    status: Status
+    v: int
+    def __init__(self, worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., running: _Optional[_Iterable[_Union[Running, _Mapping]]] = ..., finals: _Optional[_Iterable[_Union[Final, _Mapping]]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., v: _Optional[int] = ...) -> None: ...
+
+class Running(_message.Message):
+    __slots__ = ("id", "phase", "gateway_id", "bootstrap_room")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_ROOM_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    gateway_id: str
+    bootstrap_room: int
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., bootstrap_room: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("id", "phase")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("id", "phase", "code", "message")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    code: str
+    message: str
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("worker_epoch", "role", "state", "num_running", "num_waiting", "prefill_queue_tokens", "kv_used_tokens", "kv_capacity_tokens", "tokens_produced", "prefill_chunks_done", "last_progress_age_ms", "progressing", "num_transfers", "transfer_p50_ms", "num_waiting_decode_memory", "sent_unix_ms")
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PRODUCED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CHUNKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LAST_PROGRESS_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESSING_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_DECODE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_epoch: int
+    role: Role
+    state: WorkerState
+    num_running: int
+    num_waiting: int
+    prefill_queue_tokens: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    tokens_produced: int
+    prefill_chunks_done: int
+    last_progress_age_ms: float
+    progressing: bool
+    num_transfers: int
+    transfer_p50_ms: float
+    num_waiting_decode_memory: int
+    sent_unix_ms: int
+    def __init__(self, worker_epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., tokens_produced: _Optional[int] = ..., prefill_chunks_done: _Optional[int] = ..., last_progress_age_ms: _Optional[float] = ..., progressing: _Optional[bool] = ..., num_transfers: _Optional[int] = ..., transfer_p50_ms: _Optional[float] = ..., num_waiting_decode_memory: _Optional[int] = ..., sent_unix_ms: _Optional[int] = ...) -> None: ...
+
+class PrefillDone(_message.Message):
+    __slots__ = ("id", "counts", "stages")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    counts: Counts
+    stages: Stages
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., counts: _Optional[_Union[Counts, _Mapping]] = ..., stages: _Optional[_Union[Stages, _Mapping]] = ...) -> None: ...
+
+class Final(_message.Message):
+    __slots__ = ("id", "phase", "reason", "counts", "stages", "delivered", "error", "gateway_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    reason: FinishReason
+    counts: Counts
+    stages: Stages
+    delivered: bool
+    error: str
+    gateway_id: str
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., counts: _Optional[_Union[Counts, _Mapping]] = ..., stages: _Optional[_Union[Stages, _Mapping]] = ..., delivered: _Optional[bool] = ..., error: _Optional[str] = ..., gateway_id: _Optional[str] = ...) -> None: ...
+
+class Delivered(_message.Message):
+    __slots__ = ("id", "phase")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+
+class RoleResult(_message.Message):
+    __slots__ = ("ok", "role", "worker_epoch", "drain_ms", "switch_ms", "message")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    role: Role
+    worker_epoch: int
+    drain_ms: float
+    switch_ms: float
+    message: str
+    def __init__(self, ok: _Optional[bool] = ..., role: _Optional[_Union[Role, str]] = ..., worker_epoch: _Optional[int] = ..., drain_ms: _Optional[float] = ..., switch_ms: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+
+class AttachCommand(_message.Message):
+    __slots__ = ("hello", "ack", "abort")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    hello: AttachHello
+    ack: Ack
+    abort: Abort
+    def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+
+class AttachHello(_message.Message):
+    __slots__ = ("gateway_id", "worker_epoch", "last_seq", "v")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    worker_epoch: int
+    last_seq: int
+    v: int
+    def __init__(self, gateway_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., v: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class StepBatch(_message.Message):
+    __slots__ = ("seq", "worker_epoch", "opened", "handle", "text", "num_tokens", "token_ids", "finished", "v", "lost")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    worker_epoch: int
+    opened: _containers.RepeatedCompositeFieldContainer[Opened]
+    handle: _containers.RepeatedScalarFieldContainer[int]
+    text: _containers.RepeatedScalarFieldContainer[str]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: bytes
+    finished: _containers.RepeatedCompositeFieldContainer[Finished]
+    v: int
+    lost: bool
+    def __init__(self, seq: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., handle: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., v: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("handle", "id", "phase")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    id: AttemptId
+    phase: Phase
+    def __init__(self, handle: _Optional[int] = ..., id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("handle", "reason", "counts", "stages", "error", "matched_stop")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    reason: FinishReason
+    counts: Counts
+    stages: Stages
+    error: str
+    matched_stop: str
+    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., counts: _Optional[_Union[Counts, _Mapping]] = ..., stages: _Optional[_Union[Stages, _Mapping]] = ..., error: _Optional[str] = ..., matched_stop: _Optional[str] = ...) -> None: ...

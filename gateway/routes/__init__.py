@@ -1,0 +1,1 @@
+"""HTTP route handlers, one file per group of endpoints."""

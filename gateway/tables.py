@@ -1,0 +1,53 @@
+"""Tables of the schema `tenancy`: organisation -> project -> key. Owned by the gateway."""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+METADATA = sa.MetaData(
+    schema="tenancy",
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    },
+)
+
+organisation = sa.Table(
+    "organisation",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),  # org_...
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("is_demo", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("limits", JSONB, nullable=False, server_default="{}"),  # gateway.limits.Limits
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+)
+
+project = sa.Table(
+    "project",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),  # proj_...
+    sa.Column("organisation_id", sa.Text, sa.ForeignKey(organisation.c.id), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("limits", JSONB, nullable=False, server_default="{}"),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+)
+
+api_key = sa.Table(
+    "api_key",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),  # key_...
+    sa.Column("organisation_id", sa.Text, sa.ForeignKey(organisation.c.id), nullable=False, index=True),
+    sa.Column("project_id", sa.Text, sa.ForeignKey(project.c.id), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("prefix", sa.Text, nullable=False),  # first characters, shown in lists
+    sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),  # SHA-256 of a 256-bit random key
+    sa.Column("state", sa.Text, nullable=False, server_default="active"),  # active | revoked
+    sa.Column("version", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("is_admin", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("limits", JSONB, nullable=False, server_default="{}"),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("expires_at", sa.DateTime(timezone=True)),
+    sa.CheckConstraint("state IN ('active', 'revoked')", name="state"),
+)

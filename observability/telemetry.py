@@ -1,0 +1,66 @@
+"""Log lines and the metrics endpoint of one process. Called once, from a process's `main`."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.registry import REGISTRY
+
+from observability.metrics import HISTOGRAM_VIEWS, Instruments
+
+
+class Telemetry:
+    """The instruments of one process and the text they are scraped as."""
+
+    def __init__(self, service: str, instance: str) -> None:
+        self._registry: CollectorRegistry = REGISTRY
+        reader = PrometheusMetricReader()
+        resource = Resource.create({"service.name": f"pdgate-{service}", "service.instance.id": instance})
+        self._provider = MeterProvider(resource=resource, metric_readers=[reader], views=HISTOGRAM_VIEWS)
+        self.instruments = Instruments(self._provider.get_meter("pdgate"))
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    @contextmanager
+    def serve(self, host: str, port: int) -> Iterator[None]:
+        """Serve the exposition over HTTP while the block runs; port 0 = do not serve."""
+        if port == 0:
+            yield
+            return
+        server, thread = start_http_server(port, addr=host, registry=self._registry)
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(timeout=2)
+
+
+def configure_logging(service: str, *, level: str = "INFO", json: bool = True) -> None:
+    """Make structlog write one line per event to stderr; JSON for machines, plain for a terminal."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format=f"%(levelname)s {service} %(name)s %(message)s"
+    )

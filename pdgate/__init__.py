@@ -1,0 +1,1 @@
+"""The pdgate command line and the one-machine stack."""

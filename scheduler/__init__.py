@@ -1,0 +1,1 @@
+"""The pdgate scheduler process."""

@@ -1,0 +1,1 @@
+"""Policy: snapshot in, decision and reason out. Pure."""
