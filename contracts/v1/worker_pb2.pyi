@@ -128,20 +128,22 @@ class Stages(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
 
 class ControlCommand(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled")
+    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled", "also")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    ALSO_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     abort: Abort
     set_role: SetRole
     drain: Drain
     settled: Settled
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
+    also: _containers.RepeatedCompositeFieldContainer[ControlCommand]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlCommand, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("scheduler_id", "leader_epoch", "v")
@@ -222,7 +224,7 @@ class Settled(_message.Message):
     def __init__(self, rid: _Optional[bytes] = ...) -> None: ...
 
 class ControlReport(_message.Message):
-    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result")
+    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result", "also")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +233,7 @@ class ControlReport(_message.Message):
     FINAL_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     ROLE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    ALSO_FIELD_NUMBER: _ClassVar[int]
     inventory: Inventory
     accepted: Accepted
     rejected: Rejected
@@ -239,7 +242,8 @@ class ControlReport(_message.Message):
     final: Final
     delivered: Delivered
     role_result: RoleResult
-    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ...) -> None: ...
+    also: _containers.RepeatedCompositeFieldContainer[ControlReport]
+    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("worker_id", "worker_epoch", "leader_epoch", "running", "finals", "status", "v")
