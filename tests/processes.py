@@ -1,0 +1,234 @@
+"""The whole stack as processes, for tests that kill them and for benchmarks that time them.
+
+Every process is real and is started by its own `python -m`, with the environment a deployment would
+give it. `pdgate up` is not used here so that a test decides itself which process lives.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import httpx
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from billing.prices import sync_catalog
+from contracts.catalog import read_catalog
+from contracts.environment import asyncpg_url
+from gateway.limits import Limits
+from gateway.tenants import Tenants, publish_key_state
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def engine_python() -> str:
+    """Return the interpreter of the engine's environment; fail when it was not made."""
+    python = Path(os.environ.get("PDGATE_ENGINE_PYTHON", REPOSITORY / ".pdgate/engine/bin/python"))
+    if not python.exists():
+        raise FileNotFoundError(f"{python} is missing: run `make engine`, or set PDGATE_ENGINE_PYTHON")
+    return str(python)
+
+
+class Stack:
+    """Named processes over one Valkey and one PostgreSQL."""
+
+    def __init__(
+        self, *, folder: Path, redis_url: str, database_url: str, catalog_file: Path, models_dir: Path
+    ) -> None:
+        self.folder = folder
+        self.redis_url = redis_url
+        self.database_url = database_url
+        self.catalog_file = catalog_file
+        self.models_dir = models_dir
+        self.gateway_port = free_port()
+        self.api_key = ""
+        self.org = ""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway."""
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    async def seed(self, *, concurrency: int = 512) -> None:
+        """Create an organisation with a project and a key, and the catalogue's prices."""
+        engine = create_async_engine(asyncpg_url(self.database_url))
+        redis = Redis.from_url(self.redis_url)
+        try:
+            async with engine.begin() as connection:
+                await sync_catalog(connection, read_catalog(self.catalog_file))
+            tenants = Tenants(engine)
+            org = await tenants.create_organisation("Test")
+            project = await tenants.create_project(org.id, "Default")
+            key, self.api_key = await tenants.create_key(
+                org.id, project.id, "test", limits=Limits(concurrency=concurrency)
+            )
+            await publish_key_state(redis, key)
+            self.org = org.id
+        finally:
+            await redis.aclose()
+            await engine.dispose()
+
+    # -- what to start -------------------------------------------------------------------------------------
+
+    def add_gateway(self, name: str = "gateway", *, port: int | None = None) -> None:
+        """Add a gateway process."""
+        self._add(
+            name,
+            [sys.executable, "-m", "gateway"],
+            {
+                "GATEWAY_LISTEN": f"127.0.0.1:{port or self.gateway_port}",
+                "GATEWAY_REDIS_URL": self.redis_url,
+                "GATEWAY_DATABASE_URL": self.database_url,
+                "GATEWAY_CATALOG": str(self.catalog_file),
+                "GATEWAY_MODELS_DIR": str(self.models_dir),
+                "GATEWAY_JOURNAL_DIR": str(self.folder / f"journal-{name}"),
+            },
+        )
+
+    def add_scheduler(self, name: str = "scheduler", *, cpu_profile: bool = False) -> None:
+        """Add a scheduler; the CPU profile waits longer before it gives a worker up."""
+        timers = {"SCHEDULER_SUSPECT_AFTER_S": "1", "SCHEDULER_DEAD_AFTER_S": "5"} if cpu_profile else {}
+        self._add(
+            name,
+            [sys.executable, "-m", "scheduler"],
+            {
+                "SCHEDULER_REDIS_URL": self.redis_url,
+                "SCHEDULER_CATALOG": str(self.catalog_file),
+                **timers,
+            },
+        )
+
+    def add_billing(self, name: str = "billing") -> None:
+        """Add a billing consumer."""
+        self._add(
+            name,
+            [sys.executable, "-m", "billing"],
+            {
+                "BILLING_REDIS_URL": self.redis_url,
+                "BILLING_DATABASE_URL": self.database_url,
+                "BILLING_CATALOG": str(self.catalog_file),
+            },
+        )
+
+    def add_worker(
+        self,
+        name: str,
+        *,
+        role: str,
+        pool: str = "tiny",
+        engine: str = "timed",
+        model: str = "tiny",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add a worker with the timed engine, or with the real one in the engine's own environment."""
+        python = engine_python() if engine == "sglang" else sys.executable
+        self._add(
+            name,
+            [python, "-m", "workers"],
+            {
+                "WORKER_ID": name,
+                "WORKER_POOL": pool,
+                "WORKER_ROLE": role,
+                "WORKER_ENGINE": engine,
+                "WORKER_LISTEN": "127.0.0.1:0",
+                "WORKER_REDIS_URL": self.redis_url,
+                "WORKER_CATALOG": str(self.catalog_file),
+                "WORKER_MODEL_PATH": str(self.models_dir / model),
+                "WORKER_JOURNAL_DIR": str(self.folder / f"journal-{name}"),
+                **(environ or {}),
+            },
+        )
+
+    def _add(self, name: str, argv: list[str], environ: dict[str, str]) -> None:
+        self._commands[name] = (argv, environ)
+
+    # -- running them ----------------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """Start the named processes, or all that were added."""
+        for name in names or tuple(self._commands):
+            argv, environ = self._commands[name]
+            with (self.folder / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    argv,
+                    env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
+                    cwd=REPOSITORY,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        """Send a signal to one process and, if it ends the process, wait for that."""
+        process = self.processes[name]
+        process.send_signal(how)
+        if how == signal.SIGKILL:
+            process.wait(10)
+
+    def stop(self) -> None:
+        """Stop everything; what does not end within five seconds is killed with its whole group."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 8
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def log(self, name: str) -> str:
+        """Return what a process wrote so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    async def ready(self, timeout_s: float = 60) -> None:
+        """Wait until the gateway says that every model can be served."""
+        last = "no answer yet"
+
+        async def is_ready() -> bool:
+            nonlocal last
+            try:
+                answer = await client.get("/readyz")
+            except httpx.TransportError as error:
+                last = repr(error)
+                return False
+            last = answer.text
+            return answer.status_code == 200
+
+        async with httpx.AsyncClient(base_url=self.url, timeout=5) as client:
+            try:
+                await until(is_ready, timeout_s)
+            except TimeoutError:
+                ended = {n: p.returncode for n, p in self.processes.items() if p.poll() is not None}
+                tails = "".join(f"\n--- {name}\n{self.log(name)[-1500:]}" for name in self.processes)
+                raise TimeoutError(f"not ready within {timeout_s} s: {last}; ended: {ended}{tails}") from None
+
+
+async def until(check: Callable[[], object], timeout_s: float = 30, every_s: float = 0.05) -> None:
+    """Wait until `check` (plain or async) is true; raise TimeoutError when that takes too long."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            answer = check()
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            if answer:
+                return
+            await asyncio.sleep(every_s)
