@@ -1,0 +1,1 @@
+"""Benchmarks. `python -m benches` measures the budget of docs/performance.md on this machine."""
