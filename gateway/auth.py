@@ -1,0 +1,120 @@
+"""Who is calling: the bearer key, looked up by hash, cached, and exact at every request.
+
+1. `authenticate` finds the key in memory or in Postgres. A cached key may be up to a few seconds old.
+2. The reserve script compares the state in the cache with the shard's. If they differ, `reload` reads
+   Postgres, publishes what it found, and the request is repeated once.
+3. Routes that reserve nothing call `confirm`, which compares with the shard directly.
+
+While Postgres is away a cached key stays good for ten minutes; a revocation still reaches it through
+Redis, since revoking publishes there.
+"""
+
+import datetime as dt
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.errors import DependencyDown, InvalidApiKey
+from gateway.tenants import KEY_PREFIX, ApiKey, Tenants, hash_key, publish_key_state
+
+log = structlog.get_logger()
+
+FRESH_S: Final = 30.0
+STALE_S: Final = 600.0
+UNKNOWN_FOR_S: Final = 1.0  # a flood of one wrong key asks Postgres once a second
+_MAX_KEY_CHARACTERS: Final = 200
+
+DATABASE_ERRORS: Final = (sa.exc.SQLAlchemyError, OSError, TimeoutError)
+
+
+class _Cached(msgspec.Struct):
+    key: ApiKey | None
+    read_s: float  # monotonic
+
+
+class Authenticator:
+    """Finds the key of a request. Errors: InvalidApiKey, DependencyDown."""
+
+    def __init__(self, tenants: Tenants, redis: Redis, *, max_entries: int, now_s: Callable[[], float]) -> None:
+        self._tenants = tenants
+        self._redis = redis
+        self._max_entries = max_entries
+        self._now_s = now_s
+        self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+
+    async def authenticate(self, authorization: str | None) -> ApiKey:
+        """Return the active key in an `Authorization` header."""
+        key_hash = hash_key(bearer(authorization))
+        cached = self._cache.get(key_hash)
+        if cached is not None:
+            age_s = self._now_s() - cached.read_s
+            if age_s < (FRESH_S if cached.key is not None else UNKNOWN_FOR_S):
+                self._cache.move_to_end(key_hash)
+                return _usable(cached.key)
+        return _usable(await self._read(key_hash, cached))
+
+    async def reload(self, authorization: str | None) -> ApiKey:
+        """Return the key as Postgres has it now, after telling the shard."""
+        key_hash = hash_key(bearer(authorization))
+        key = _usable(await self._read(key_hash, None))
+        await publish_key_state(self._redis, key)
+        return key
+
+    async def confirm(self, authorization: str | None) -> ApiKey:
+        """Return the active key, compared with the shard; for routes that reserve nothing."""
+        key = await self.authenticate(authorization)
+        try:
+            answer: Any = self._redis.hget(keys.key_states(key.organisation_id), key.id)
+            known = await answer
+        except RedisError:
+            return key  # as good as the cache: at most FRESH_S old
+        if known is not None and known.decode() != key.key_state:
+            return await self.reload(authorization)
+        return key
+
+    async def _read(self, key_hash: bytes, cached: _Cached | None) -> ApiKey | None:
+        try:
+            key = await self._tenants.find_by_hash(key_hash)
+        except DATABASE_ERRORS as error:
+            if cached is not None and cached.key is not None and self._now_s() - cached.read_s < STALE_S:
+                return cached.key
+            log.warning("keys_unavailable", error=str(error))
+            raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None
+        self._cache[key_hash] = _Cached(key, self._now_s())
+        self._cache.move_to_end(key_hash)
+        while len(self._cache) > self._max_entries:
+            self._cache.popitem(last=False)
+        return key
+
+
+def bearer(authorization: str | None) -> str:
+    """Return the key in an `Authorization` header. Raises InvalidApiKey."""
+    if not authorization:
+        raise InvalidApiKey("You did not provide an API key. Send it as 'Authorization: Bearer pdg_...'.")
+    scheme, _, key = authorization.partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key.startswith(KEY_PREFIX) or len(key) > _MAX_KEY_CHARACTERS:
+        raise InvalidApiKey(f"Incorrect API key provided: {masked(key or scheme)}.")
+    return key
+
+
+def masked(key: str) -> str:
+    """Return a key as it may be shown."""
+    return f"{key[:8]}***" if len(key) > 12 else "***"
+
+
+def _usable(key: ApiKey | None) -> ApiKey:
+    if key is None:
+        raise InvalidApiKey("Incorrect API key provided.")
+    if key.state != "active":
+        raise InvalidApiKey("This API key was revoked.")
+    if key.expires_at is not None and key.expires_at <= dt.datetime.now(dt.UTC):
+        raise InvalidApiKey("This API key has expired.")
+    return key

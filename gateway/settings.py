@@ -1,0 +1,44 @@
+"""Settings of the gateway process, read from `GATEWAY_*`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from contracts.environment import Secret
+
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+PositiveCount = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gateway process settings. One process is one gateway; more gateways are more processes."""
+
+    redis_url: str
+    database_url: str
+    catalog: Path
+    models_dir: Path  # one folder per tokenizer, each appearing when it is ready
+    journal_dir: Path  # settlements that wait for Redis, kept over a restart
+    listen: str = "127.0.0.1:8080"
+    request_timeout_s: PositiveSeconds = 600.0
+    log_level: str = "INFO"
+    log_json: bool = True
+    shutdown_grace_s: PositiveSeconds = 1.0  # running streams may still end by themselves
+    discovery_s: PositiveSeconds = 1.0  # between two looks at the workers' leases
+    tokenizer_threads: PositiveCount = 2
+    max_body_bytes: PositiveCount = 8 * 1024 * 1024
+    inbox_max_bytes: PositiveCount = 256 * 1024 * 1024
+    inbox_max_entries: PositiveCount = 20_000
+    max_streams: PositiveCount = 8192  # in this process, queued ones included
+    key_cache_entries: PositiveCount = 10_000
+    cache_salt_key: Secret = Secret("pdgate")  # equal in every gateway of an installation
+    settlements_in_memory: PositiveCount = 20_000
+    journal_max_bytes: PositiveCount = 64 * 1024 * 1024
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return host and port of `listen`. Raises ValueError when it is not HOST:PORT."""
+        host, separator, port = self.listen.rpartition(":")
+        if not separator or not port.isdecimal():
+            raise ValueError(f"GATEWAY_LISTEN: {self.listen!r} is not HOST:PORT")
+        return host.strip("[]") or "127.0.0.1", int(port)

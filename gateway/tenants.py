@@ -1,0 +1,309 @@
+"""Organisations, projects and API keys: the only file with SQL on the schema `tenancy`.
+
+A key is `pdg_` and 256 random bits. Stored are its SHA-256 and a visible prefix, so a copy of the
+database opens nothing; a slow hash would add nothing, since there is no dictionary of 256-bit keys.
+
+Every change of a key, or of limits above it, raises the key's version. `publish_key_state` puts
+`STATE:VERSION` into the organisation's Redis shard, where the reserve script compares it, so a
+gateway with an old copy notices at the next request.
+"""
+
+import datetime as dt
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from contracts import keys
+from gateway.limits import NO_LIMITS, Limits
+from gateway.tables import api_key, organisation, project
+
+KEY_PREFIX: Final = "pdg_"
+_ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_SHOWN_CHARACTERS: Final = 12
+
+# Sets the state only if it is newer: a gateway that read Postgres before a revocation must not undo it.
+_PUBLISH: Final = """
+local known = redis.call('HGET', KEYS[1], ARGV[1])
+if known and tonumber(string.match(known, ':(%d+)$')) >= tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ':' .. ARGV[3])
+return 1
+"""
+
+
+class NoSuchTenant(LookupError):
+    """The organisation, project or key does not exist, or belongs to somebody else."""
+
+
+class Organisation(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant."""
+
+    id: str
+    name: str
+    is_demo: bool
+    limits: Limits
+    created_at: dt.datetime
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of an organisation; what it used is shown and limited apart."""
+
+    id: str
+    organisation_id: str
+    name: str
+    limits: Limits
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key with everything that the gateway asks per request: its tenant and the limits at each scope."""
+
+    id: str
+    organisation_id: str
+    project_id: str
+    name: str
+    prefix: str
+    state: str  # active | revoked
+    version: int
+    is_admin: bool
+    created_at: dt.datetime
+    expires_at: dt.datetime | None
+    limits: Limits
+    project_limits: Limits
+    organisation_limits: Limits
+
+    @property
+    def key_state(self) -> str:
+        """Return what the reserve script compares: `STATE:VERSION`."""
+        return f"{self.state}:{self.version}"
+
+
+def new_id(kind: str) -> str:
+    """Return a fresh id such as `org_4fzN…`: 120 random bits."""
+    return f"{kind}_{_base62(secrets.randbits(120), 21)}"
+
+
+def new_key() -> str:
+    """Return a fresh plaintext key: `pdg_` and 43 characters that hold 256 random bits."""
+    return KEY_PREFIX + _base62(secrets.randbits(256), 43)
+
+
+def hash_key(plaintext: str) -> bytes:
+    """Return the SHA-256 under which a key is stored."""
+    return hashlib.sha256(plaintext.encode()).digest()
+
+
+async def publish_key_state(redis: Redis, key: ApiKey) -> None:
+    """Make the reserve script know the key's state; an older state never replaces a newer one."""
+    shard_key = keys.key_states(key.organisation_id)
+    answer: Any = redis.eval(_PUBLISH, 1, shard_key, key.id, key.state, str(key.version))
+    await answer
+
+
+class Tenants:
+    """Repository of organisations, projects and keys. Each call is one transaction."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def create_organisation(
+        self, name: str, *, is_demo: bool = False, limits: Limits = NO_LIMITS
+    ) -> Organisation:
+        """Create a tenant."""
+        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "limits": _limits_out(limits)}
+        async with self._engine.begin() as db:
+            row = (await db.execute(sa.insert(organisation).values(values).returning(*organisation.c))).mappings().one()
+        return _organisation(row)
+
+    async def list_organisations(self) -> Sequence[Organisation]:
+        """Return every tenant, oldest first: for operators."""
+        async with self._engine.begin() as db:
+            rows = (
+                (await db.execute(sa.select(organisation).order_by(organisation.c.created_at, organisation.c.id)))
+                .mappings()
+                .all()
+            )
+        return [_organisation(row) for row in rows]
+
+    async def find_organisation_by_name(self, name: str) -> Organisation | None:
+        """Return the oldest tenant of that name."""
+        query = sa.select(organisation).where(organisation.c.name == name).order_by(organisation.c.created_at).limit(1)
+        async with self._engine.begin() as db:
+            row = (await db.execute(query)).mappings().one_or_none()
+        return _organisation(row) if row else None
+
+    async def create_project(self, tenant: str, name: str, *, limits: Limits = NO_LIMITS) -> Project:
+        """Create a project. Raises NoSuchTenant."""
+        values = {
+            "id": new_id("proj"),
+            "organisation_id": tenant,
+            "name": name,
+            "limits": _limits_out(limits),
+        }
+        try:
+            async with self._engine.begin() as db:
+                row = (await db.execute(sa.insert(project).values(values).returning(*project.c))).mappings().one()
+        except sa.exc.IntegrityError:
+            raise NoSuchTenant(tenant) from None
+        return _project(row)
+
+    async def list_projects(self, tenant: str) -> Sequence[Project]:
+        """Return the tenant's projects, oldest first."""
+        query = sa.select(project).where(project.c.organisation_id == tenant).order_by(project.c.created_at)
+        async with self._engine.begin() as db:
+            rows = (await db.execute(query)).mappings().all()
+        return [_project(row) for row in rows]
+
+    async def create_key(
+        self,
+        tenant: str,
+        project_id: str,
+        *,
+        name: str,
+        is_admin: bool = False,
+        limits: Limits = NO_LIMITS,
+        expires_at: dt.datetime | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Create a key and return it with its plaintext, which is nowhere stored. Raises NoSuchTenant."""
+        plaintext = new_key()
+        values = {
+            "id": new_id("key"),
+            "organisation_id": tenant,
+            "project_id": project_id,
+            "name": name,
+            "prefix": plaintext[:_SHOWN_CHARACTERS],
+            "hash": hash_key(plaintext),
+            "is_admin": is_admin,
+            "limits": _limits_out(limits),
+            "expires_at": expires_at,
+        }
+        async with self._engine.begin() as db:
+            owned = sa.select(project.c.id).where(project.c.id == project_id, project.c.organisation_id == tenant)
+            if (await db.execute(owned)).one_or_none() is None:
+                raise NoSuchTenant(f"{tenant} has no project {project_id}")
+            await db.execute(sa.insert(api_key).values(values))
+            row = (await db.execute(_keys().where(api_key.c.id == values["id"]))).mappings().one()
+        return _key(row), plaintext
+
+    async def find_by_hash(self, key_hash: bytes) -> ApiKey | None:
+        """Return the key with this hash. The one query without a tenant: it is how the tenant becomes known."""
+        async with self._engine.begin() as db:
+            row = (await db.execute(_keys().where(api_key.c.hash == key_hash))).mappings().one_or_none()
+        return _key(row) if row else None
+
+    async def list_keys(self, tenant: str) -> Sequence[ApiKey]:
+        """Return the tenant's keys, oldest first, revoked ones included."""
+        query = _keys().where(api_key.c.organisation_id == tenant).order_by(api_key.c.created_at)
+        async with self._engine.begin() as db:
+            rows = (await db.execute(query)).mappings().all()
+        return [_key(row) for row in rows]
+
+    async def revoke(self, tenant: str, key_id: str) -> ApiKey:
+        """Revoke a key. The caller publishes the returned state. Raises NoSuchTenant."""
+        return await self._change_key(tenant, key_id, {"state": "revoked"})
+
+    async def rotate(self, tenant: str, key_id: str) -> tuple[ApiKey, str]:
+        """Give a key a new secret; the old one stops to work once the returned state is published.
+
+        Raises:
+            NoSuchTenant: no such key, or a revoked one.
+        """
+        plaintext = new_key()
+        changes = {"hash": hash_key(plaintext), "prefix": plaintext[:_SHOWN_CHARACTERS]}
+        return await self._change_key(tenant, key_id, changes), plaintext
+
+    async def set_key_limits(self, tenant: str, key_id: str, limits: Limits) -> ApiKey:
+        """Replace the limits of a key. The caller publishes the returned state. Raises NoSuchTenant."""
+        return await self._change_key(tenant, key_id, {"limits": _limits_out(limits)})
+
+    async def set_organisation_limits(self, tenant: str, limits: Limits) -> Sequence[ApiKey]:
+        """Replace the tenant's limits and return its keys, whose states the caller publishes."""
+        bump = sa.update(api_key).where(api_key.c.organisation_id == tenant).values(version=api_key.c.version + 1)
+        async with self._engine.begin() as db:
+            await db.execute(
+                sa.update(organisation).where(organisation.c.id == tenant).values(limits=_limits_out(limits))
+            )
+            await db.execute(bump)
+            rows = (await db.execute(_keys().where(api_key.c.organisation_id == tenant))).mappings().all()
+        return [_key(row) for row in rows]
+
+    async def _change_key(self, tenant: str, key_id: str, changes: dict[str, Any]) -> ApiKey:
+        mine = (api_key.c.organisation_id == tenant) & (api_key.c.id == key_id)
+        change = sa.update(api_key).where(mine, api_key.c.state == "active")
+        async with self._engine.begin() as db:
+            await db.execute(change.values(**changes, version=api_key.c.version + 1))
+            row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
+        if row is None or ("state" not in changes and row["state"] != "active"):
+            raise NoSuchTenant(f"{tenant} has no active key {key_id}")
+        return _key(row)
+
+
+def _base62(value: int, width: int) -> str:
+    digits = []
+    while value:
+        value, digit = divmod(value, 62)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits)).rjust(width, "0")
+
+
+def _keys() -> sa.Select[Any]:
+    """Keys with the limits of their project and organisation."""
+    return (
+        sa.select(
+            api_key,
+            project.c.limits.label("project_limits"),
+            organisation.c.limits.label("organisation_limits"),
+        )
+        .join(project, project.c.id == api_key.c.project_id)
+        .join(organisation, organisation.c.id == api_key.c.organisation_id)
+    )
+
+
+def _limits_out(limits: Limits) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(limits)
+    return built
+
+
+def _limits_in(raw: Any) -> Limits:
+    return msgspec.convert(raw, Limits)
+
+
+def _organisation(row: sa.RowMapping) -> Organisation:
+    return Organisation(
+        id=row["id"],
+        name=row["name"],
+        is_demo=row["is_demo"],
+        limits=_limits_in(row["limits"]),
+        created_at=row["created_at"],
+    )
+
+
+def _project(row: sa.RowMapping) -> Project:
+    return Project(
+        id=row["id"],
+        organisation_id=row["organisation_id"],
+        name=row["name"],
+        limits=_limits_in(row["limits"]),
+    )
+
+
+def _key(row: sa.RowMapping) -> ApiKey:
+    return ApiKey(
+        id=row["id"],
+        organisation_id=row["organisation_id"],
+        project_id=row["project_id"],
+        name=row["name"],
+        prefix=row["prefix"],
+        state=row["state"],
+        version=row["version"],
+        is_admin=row["is_admin"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        limits=_limits_in(row["limits"]),
+        project_limits=_limits_in(row["project_limits"]),
+        organisation_limits=_limits_in(row["organisation_limits"]),
+    )
