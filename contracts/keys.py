@@ -75,6 +75,11 @@ def inbox(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:inbox"
 
 
+def inbox_dead_letters(pool: str) -> str:
+    """Return the stream of inbox entries that the scheduler could not read."""
+    return f"pdgate:{{m:{pool}}}:inbox-dead"
+
+
 def inflight(pool: str, rid: str) -> str:
     """Return the write-ahead record of a placed request (wire.Inflight, msgpack)."""
     return f"pdgate:{{m:{pool}}}:inflight:{rid}"
@@ -98,6 +103,11 @@ def outcomes(pool: str) -> str:
 def attempts(pool: str) -> str:
     """Return the stream of the workers' own final counts, for cost rows and reconciliation."""
     return f"pdgate:{{m:{pool}}}:attempts"
+
+
+def attempts_dead_letters(pool: str) -> str:
+    """Return the stream of attempt records that billing could not write."""
+    return f"pdgate:{{m:{pool}}}:attempts-dead"
 
 
 def pool_workers(pool: str) -> str:

@@ -62,6 +62,9 @@ class Instruments:
         self.engine_finishes = meter.create_counter("pdgate_engine_finishes", description="Engine requests by reason.")
         # billing
         self.usage_rows = meter.create_counter("pdgate_usage_rows", description="Usage rows by what became of them.")
+        self.attempt_rows = meter.create_counter(
+            "pdgate_attempt_rows", description="Attempt cost rows by what became of them."
+        )
 
     def ttft(self, ms: float, **labels: str) -> None:
         """Record a time to first token."""
@@ -109,6 +112,7 @@ GAUGES = frozenset(
         "pdgate_inbox_pending",
         "pdgate_streams",
         "pdgate_usage_stream_lag",
+        "pdgate_usage_dead_letters",
         "pdgate_settlements_waiting",
         "pdgate_worker_running",
         "pdgate_worker_waiting",

@@ -1,0 +1,108 @@
+"""From the bytes of a usage event to what is written: pure, so that rating can be tested and repeated."""
+
+import uuid
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from billing.moments import moment
+from billing.prices import PriceBook
+from contracts.rating import Meter, Price, rate
+from contracts.units import MAX_EXACT_NANO, Nano
+from contracts.usage import UsageEvent
+
+NO_PRICE: Final = "no_price"
+
+_decoder: Final = msgspec.msgpack.Decoder(UsageEvent)
+
+
+class Poison(ValueError):
+    """An event that can never be posted as it is. `reason` is machine readable."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One meter of one request, rated. `cost` in nano-units, 0 when not billable."""
+
+    meter: Meter
+    tokens: int
+    price: int  # nano-units per million tokens
+    cost: int
+
+
+class Rated(msgspec.Struct, frozen=True):
+    """One request as billing will write it."""
+
+    event: UsageEvent
+    request_id: uuid.UUID
+    at: datetime
+    billable: bool
+    price: Price
+    records: tuple[Record, ...]
+    cost: int  # nano-units, the sum of the records
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """A usage event and what its request id says. `at_ms` is the request's arrival, Unix ms."""
+
+    event: UsageEvent
+    request_id: uuid.UUID
+    at_ms: int
+
+
+def decode_event(raw: bytes) -> Decoded:
+    """Return a usage event. Raises Poison on garbage."""
+    try:
+        event = _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise Poison("undecodable", str(error)) from None
+    request_id = decode_request_id(event.rid)
+    if min(event.tokens.of(meter) for meter in Meter) < 0 or event.reasoning_tokens < 0:
+        raise Poison("negative_tokens", f"{event.tokens} of request {event.rid}")
+    return Decoded(event, request_id, request_id.int >> 80)
+
+
+def decode_request_id(rid: str) -> uuid.UUID:
+    """Return a request id. Raises Poison when it is no UUIDv7 in its one canonical form."""
+    try:
+        request_id = uuid.UUID(rid)
+    except ValueError:
+        request_id = None
+    if request_id is None or request_id.version != 7 or str(request_id) != rid:
+        raise Poison("bad_request_id", repr(rid))
+    try:
+        moment(request_id.int >> 80)
+    except OverflowError:
+        raise Poison("bad_request_id", f"{rid!r} is of a year that no calendar has") from None
+    return request_id
+
+
+def rate_event(decoded: Decoded, book: PriceBook) -> Rated:
+    """Return the event rated by the price in force when the request arrived.
+
+    The price inside the event is what the client was told; the book decides. Raises Poison when the
+    model had no price then, or the cost is too large to be exact everywhere.
+    """
+    event = decoded.event
+    at = moment(decoded.at_ms)
+    price = book.in_force(event.model, decoded.at_ms, event.org)
+    if price is None:
+        raise Poison(NO_PRICE, f"model {event.model!r} had no price at {at}")
+    billable = event.outcome.billable
+    records = tuple(
+        Record(
+            meter,
+            (tokens := event.tokens.of(meter)),
+            (nano := price.of(meter)),
+            rate(tokens, nano) if billable else Nano(0),
+        )
+        for meter in Meter
+    )
+    cost = sum(record.cost for record in records)
+    if cost > MAX_EXACT_NANO:
+        raise Poison("cost_too_large", f"{cost} nano-units for request {event.rid}")
+    return Rated(event, decoded.request_id, at, billable, price, records, cost)

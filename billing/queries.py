@@ -1,0 +1,245 @@
+"""What billing knows, read only: the one module of billing that the gateway may import.
+
+Every query of one tenant takes the organisation first; those that cross tenants say so in their name and
+are for the operator's command line.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import tables as t
+from billing.moments import moment, unix_ms
+from billing.prices import map_price
+from contracts.identity import at_ms as at_ms_of
+from contracts.rating import Meter, Price
+from contracts.slo import Timings
+
+_FINE_SPAN_MS = 3_600_000
+
+
+class MeterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One usage record. `price` nano-units per million tokens, `cost` nano-units."""
+
+    meter: Meter
+    tokens: int
+    price: int
+    cost: int
+    worker: str
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One metered request, with its three meters. Money in nano-units."""
+
+    request_id: str
+    at_ms: int
+    organisation: str
+    project: str
+    key_id: str
+    model: str
+    pool: str
+    tier: str
+    path: str | None
+    hand_off: str | None
+    attempts: int
+    batch: bool
+    stream: bool
+    prefill_worker: str
+    decode_worker: str
+    outcome: str
+    cause: str
+    finish_reason: str
+    reasoning_tokens: int
+    timings: Timings | None
+    slo_met: bool | None
+    estimated: bool
+    simulated: bool
+    settled_by: str
+    billable: bool
+    price_version: int
+    cost: int
+    answered_cost: int
+    meters: tuple[MeterRow, ...]
+
+
+class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of one organisation, model and meter. `cost` in nano-units; `tokens` includes what was not billed."""
+
+    organisation: str
+    model: str
+    meter: Meter
+    requests: int
+    tokens: int
+    billed_tokens: int
+    cost: int
+
+
+async def price_in_force(
+    conn: AsyncConnection, model: str, at_ms: int, organisation: str | None = None
+) -> Price | None:
+    """Return the price of `model` at a moment (Unix ms), the organisation's own first; None = no price."""
+    at = moment(at_ms)
+    own = t.price.c.organisation == organisation
+    query = (
+        sa.select(t.price)
+        .where(
+            t.price.c.model == model,
+            t.price.c.effective_from <= at,
+            sa.or_(t.price.c.effective_to.is_(None), t.price.c.effective_to > at),
+            sa.or_(t.price.c.organisation.is_(None), own),
+        )
+        .order_by(t.price.c.organisation.is_(None), t.price.c.version.desc())
+        .limit(1)
+    )
+    row = (await conn.execute(query)).first()
+    return None if row is None else map_price(row)
+
+
+async def current_prices(conn: AsyncConnection) -> dict[str, Price]:
+    """Return the list price in force now, by model."""
+    now = sa.func.clock_timestamp()
+    query = (
+        sa.select(t.price)
+        .distinct(t.price.c.model)
+        .where(
+            t.price.c.organisation.is_(None),
+            t.price.c.effective_from <= now,
+            sa.or_(t.price.c.effective_to.is_(None), t.price.c.effective_to > now),
+        )
+        .order_by(t.price.c.model, t.price.c.version.desc())
+    )
+    return {row.model: map_price(row) for row in await conn.execute(query)}
+
+
+async def find_request(conn: AsyncConnection, tenant: str, rid: str) -> RequestRow | None:
+    """Return a request of this organisation, or None when it is unknown, another's, or not billed yet."""
+    try:
+        request_id, at = uuid.UUID(rid), moment(at_ms_of(rid))
+    except (ValueError, OverflowError):
+        return None
+    query = sa.select(t.request).where(
+        t.request.c.request_id == request_id, t.request.c.at == at, t.request.c.organisation == tenant
+    )
+    rows = await _with_meters(conn, query)
+    return rows[0] if rows else None
+
+
+async def recent_requests(conn: AsyncConnection, tenant: str, since_ms: int, limit: int = 20) -> list[RequestRow]:
+    """Return the organisation's newest requests since a moment (Unix ms), newest first."""
+    return await _recent(conn, since_ms, limit, t.request.c.organisation == tenant)
+
+
+async def recent_requests_across_tenants(conn: AsyncConnection, since_ms: int, limit: int = 20) -> list[RequestRow]:
+    """Return the newest requests since a moment (Unix ms), newest first."""
+    return await _recent(conn, since_ms, limit)
+
+
+async def usage_totals(conn: AsyncConnection, tenant: str, since_ms: int) -> list[UsageTotal]:
+    """Return the organisation's totals since a moment (Unix ms), by model and meter; exact."""
+    return await _totals(conn, since_ms, tenant)
+
+
+async def usage_totals_across_tenants(conn: AsyncConnection, since_ms: int) -> list[UsageTotal]:
+    """Return totals since a moment (Unix ms), by organisation, model and meter; exact."""
+    return await _totals(conn, since_ms, None)
+
+
+async def _recent(conn: AsyncConnection, since_ms: int, limit: int, *where: sa.ColumnElement[bool]) -> list[RequestRow]:
+    query = (
+        sa.select(t.request)
+        .where(t.request.c.at >= moment(since_ms), *where)
+        .order_by(t.request.c.at.desc(), t.request.c.request_id.desc())
+        .limit(limit)
+    )
+    return await _with_meters(conn, query)
+
+
+async def _with_meters(conn: AsyncConnection, query: sa.Select[Any]) -> list[RequestRow]:
+    requests = (await conn.execute(query)).all()
+    if not requests:
+        return []
+    record = t.usage_record.c
+    moments = [row.at for row in requests]
+    found = await conn.execute(
+        sa.select(record.request_id, record.meter, record.tokens, record.price, record.cost, record.worker)
+        .where(
+            record.request_id.in_([row.request_id for row in requests]),
+            record.at.between(min(moments), max(moments)),  # lets Postgres skip the other days' partitions
+        )
+        .order_by(record.request_id, record.meter)
+    )
+    meters: dict[uuid.UUID, list[MeterRow]] = {}
+    for row in found:
+        meters.setdefault(row.request_id, []).append(
+            MeterRow(meter=Meter(row.meter), tokens=row.tokens, price=row.price, cost=row.cost, worker=row.worker)
+        )
+    return [_map_request(row._mapping, meters.get(row.request_id, ())) for row in requests]  # noqa: SLF001 - public API of SQLAlchemy
+
+
+async def _totals(conn: AsyncConnection, since_ms: int, tenant: str | None) -> list[UsageTotal]:
+    """Whole hours come from the rollup, the part of an hour before the first one from the records."""
+    since = moment(since_ms)
+    first_hour = moment(-(-since_ms // _FINE_SPAN_MS) * _FINE_SPAN_MS)
+    hourly, record = t.usage_hourly.c, t.usage_record.c
+    whole = sa.select(
+        hourly.organisation, hourly.model, hourly.meter, hourly.requests, hourly.tokens, hourly.billable, hourly.cost
+    ).where(hourly.hour >= first_hour)
+    part = sa.select(
+        record.organisation,
+        record.model,
+        record.meter,
+        sa.literal(1).label("requests"),
+        record.tokens,
+        record.billable,
+        record.cost,
+    ).where(record.at >= since, record.at < first_hour)
+    if tenant is not None:
+        whole, part = whole.where(hourly.organisation == tenant), part.where(record.organisation == tenant)
+    both = sa.union_all(whole, part).subquery().c
+    billed = sa.func.sum(sa.case((both.billable, both.tokens), else_=0))
+    query = (
+        sa.select(
+            both.organisation,
+            both.model,
+            both.meter,
+            sa.func.sum(both.requests).label("requests"),
+            sa.func.sum(both.tokens).label("tokens"),
+            billed.label("billed_tokens"),
+            sa.func.sum(both.cost).label("cost"),
+        )
+        .group_by(both.organisation, both.model, both.meter)
+        .order_by(both.organisation, both.model, both.meter)
+    )
+    return [
+        UsageTotal(
+            organisation=row.organisation,
+            model=row.model,
+            meter=Meter(row.meter),
+            requests=int(row.requests),
+            tokens=int(row.tokens),
+            billed_tokens=int(row.billed_tokens),
+            cost=int(row.cost),
+        )
+        for row in await conn.execute(query)
+    ]
+
+
+def _map_request(row: Mapping[str, Any], meters: Sequence[MeterRow]) -> RequestRow:
+    same = {name: row[name] for name in _SAME_NAME}
+    timings = None
+    if row["ttft_ms"] is not None:
+        timings = Timings(**{name: row[name] for name in Timings.__struct_fields__})
+    at: datetime = row["at"]
+    return RequestRow(
+        request_id=str(row["request_id"]), at_ms=unix_ms(at), timings=timings, meters=tuple(meters), **same
+    )
+
+
+_SAME_NAME = tuple(
+    name for name in RequestRow.__struct_fields__ if name not in ("request_id", "at_ms", "timings", "meters")
+)

@@ -1,0 +1,22 @@
+"""Settings of the billing process, from `BILLING_*`."""
+
+from typing import Annotated
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything billing is told. `metrics_listen` is host:port, empty = no metrics endpoint."""
+
+    redis_url: str
+    database_url: str
+    catalog: str  # path of models.toml
+    metrics_listen: str = ""
+    log_level: str = "INFO"
+    log_json: bool = True
+    consumers: Positive = 2  # in this process; one waits for Postgres while the other computes
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 500  # requests per transaction
+    claim_idle_ms: Positive = 10_000  # entries that a consumer holds for longer are taken over
+    sweep_period_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
