@@ -49,8 +49,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 Spawn = Callable[[Command], "subprocess.Popen[bytes]"]
 
 
-def spawn(command: Command) -> "subprocess.Popen[bytes]":
-    """Start a command in a session of its own, its output appended to the log."""
+def spawn(command: Command, *, before_exec: Callable[[], None] | None = None) -> "subprocess.Popen[bytes]":
+    """Start a command in a session of its own, its output appended to the log.
+
+    `before_exec` runs in the child once its user is set; it may take no lock.
+    """
     with command.log.open("ab") as log:
         return subprocess.Popen(
             list(command.argv),
@@ -63,6 +66,7 @@ def spawn(command: Command) -> "subprocess.Popen[bytes]":
             group=_group_of(command.user),
             extra_groups=[] if command.user else None,
             start_new_session=True,
+            preexec_fn=before_exec,  # noqa: PLW1509 - see the docstring
         )
 
 

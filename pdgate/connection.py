@@ -1,0 +1,62 @@
+"""How the command line reaches a running stack: the environment first, then the stack's own file."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from contracts.environment import asyncpg_url
+from pdgate.envfile import setting
+from pdgate.layout import DEFAULT_DATA, layout_of
+from pdgate.preflight import CannotStart
+
+
+def data_folder() -> Path:
+    """Return the data folder in use: PDGATE_DATA, or `.pdgate` here."""
+    return Path(os.environ.get("PDGATE_DATA") or DEFAULT_DATA)
+
+
+def _found(name: str) -> str:
+    env_file = layout_of(data_folder()).env_file
+    value = setting(name, env_file)
+    if value is None:
+        raise CannotStart(f"{name} is not set and {env_file} does not exist: start a stack with `pdgate up`")
+    return value
+
+
+def database_url() -> str:
+    """Return the URL of PostgreSQL. Raises CannotStart when there is none."""
+    return _found("DATABASE_URL")
+
+
+def redis_url() -> str:
+    """Return the URL of Valkey or Redis. Raises CannotStart when there is none."""
+    return _found("REDIS_URL")
+
+
+def gateway_url() -> str:
+    """Return the URL of the gateway. Raises CannotStart when there is none."""
+    return _found("PDGATE_URL")
+
+
+@asynccontextmanager
+async def open_database() -> AsyncIterator[AsyncEngine]:
+    """Give an engine on the stack's database."""
+    engine = create_async_engine(asyncpg_url(database_url()))
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def open_redis() -> AsyncIterator[Redis]:
+    """Give a client of the stack's Valkey."""
+    client = Redis.from_url(redis_url())
+    try:
+        yield client
+    finally:
+        await client.aclose()

@@ -1,0 +1,42 @@
+"""What a stack says when it is ready."""
+
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+
+from pdgate.layout import Layout
+from pdgate.roster import EngineKind, Options
+from pdgate.screen import duration
+
+
+def greeting(options: Options, layout: Layout, *, model: str, key: str | None, after_s: float) -> Sequence[str]:
+    """Return the lines, the last of them a `curl` that works when pasted.
+
+    Args:
+        options: what was started.
+        layout: where variables and logs are.
+        model: public name of the first model.
+        key: the demo key in plain text, None without the demo.
+        after_s: seconds since the start.
+    """
+    counts = ", ".join(
+        f"{count} {role}"
+        for role, count in (("prefill", options.prefill), ("decode", options.decode), ("unified", options.unified))
+        if count
+    )
+    engine = "SGLang on CPU" if options.engine is EngineKind.SGLANG else "timed engine: SIMULATED TEXT"
+    question = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body = shlex.quote(msgspec.json.encode(question).decode())
+    return [
+        "",
+        f"Ready after {duration(after_s)}: {model} ({engine}; {counts}). Ctrl-C stops everything.",
+        f"Variables: {layout.env_file}   Logs: {layout.logs}",
+        f"URL: {options.url}/v1",
+        f"Key: {key or 'none yet; make one with `pdgate orgs create` and `pdgate keys create`'}",
+        "",
+        f"curl {options.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+        f"  -H 'Authorization: Bearer {key or '$PDGATE_ADMIN_KEY'}' \\",
+        f"  -d {body}",
+        "",
+    ]

@@ -1,0 +1,135 @@
+"""Which processes make up a stack, with the environment each is given. Pure."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from contracts.catalog import Catalog
+from contracts.lifecycle import Role
+from pdgate.children import ChildSpec
+from pdgate.engine import engine_python
+from pdgate.layout import Layout
+from pdgate.supervisor import STAGE_BILLING, STAGE_GATEWAY, STAGE_SERVING
+
+
+class EngineKind(StrEnum):
+    """What computes the tokens."""
+
+    SGLANG = "sglang"
+    TIMED = "timed"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pdgate up` was asked for. The numbers of workers are per model pool."""
+
+    engine: EngineKind = EngineKind.SGLANG
+    prefill: int = 1
+    decode: int = 1
+    unified: int = 0
+    host: str = "127.0.0.1"
+    port: int = 8080
+    demo: bool = True
+
+    @property
+    def url(self) -> str:
+        """Where the gateway answers."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def workers(self) -> Sequence[tuple[Role, int]]:
+        """Role and number within the role of each worker of a pool."""
+        counts = ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode), (Role.UNIFIED, self.unified))
+        return [(role, number) for role, count in counts for number in range(1, count + 1)]
+
+
+class Roster:
+    """Builds the specifications of a stack's processes."""
+
+    def __init__(
+        self,
+        options: Options,
+        layout: Layout,
+        catalog_file: Path,
+        *,
+        redis_url: str,
+        database_url: str,
+        inherited: Mapping[str, str],
+    ) -> None:
+        self._options = options
+        self._layout = layout
+        self._catalog_file = str(catalog_file)
+        self._redis_url = redis_url
+        self._database_url = database_url
+        self._inherited = inherited
+
+    @property
+    def models(self) -> Path:
+        """The models folder of the chosen engine."""
+        return self._layout.models if self._options.engine is EngineKind.SGLANG else self._layout.timed_models
+
+    def services(self) -> Sequence[ChildSpec]:
+        """Return scheduler, billing and gateway, in the order to start them."""
+        timers: dict[str, str] = {}
+        if self._options.engine is EngineKind.SGLANG:  # two cores shared with the engine: be patient
+            timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
+        return [
+            self._python("scheduler", STAGE_SERVING, {"REDIS_URL": self._redis_url, **timers}),
+            self._python("billing", STAGE_BILLING, {"REDIS_URL": self._redis_url, "DATABASE_URL": self._database_url}),
+            self._python(
+                "gateway",
+                STAGE_GATEWAY,
+                {
+                    "LISTEN": f"{self._options.host}:{self._options.port}",
+                    "REDIS_URL": self._redis_url,
+                    "DATABASE_URL": self._database_url,
+                    "MODELS_DIR": str(self.models),
+                    "JOURNAL_DIR": str(self._layout.journal("gateway")),
+                },
+            ),
+        ]
+
+    def _python(self, package: str, stage: int, settings: Mapping[str, str]) -> ChildSpec:
+        prefix = f"{package.upper()}_"
+        named = {prefix + name: value for name, value in {**settings, "CATALOG": self._catalog_file}.items()}
+        return ChildSpec(
+            name=package,
+            argv=(sys.executable, "-m", package),
+            env={**self._inherited, **named},
+            stage=stage,
+        )
+
+    def workers(
+        self, catalog: Catalog, model_folders: Mapping[str, Path], extra_env: Mapping[str, str]
+    ) -> Sequence[ChildSpec]:
+        """Return all workers.
+
+        Args:
+            catalog: names the pools.
+            model_folders: folder to load, by tokenizer name.
+            extra_env: what the engine needs, library paths for instance.
+        """
+        real = self._options.engine is EngineKind.SGLANG
+        python = str(engine_python(self._layout.engine)) if real else sys.executable
+        specs = []
+        for pool in catalog.pools:
+            model = next(m for name, m in catalog.models.items() if catalog.pool_of(name) == pool)
+            for role, number in self._options.workers:
+                name = f"{role}-{number}" if len(catalog.pools) == 1 else f"{pool}-{role}-{number}"
+                settings = {
+                    "WORKER_ID": name,
+                    "WORKER_POOL": pool,
+                    "WORKER_ROLE": role.value,
+                    "WORKER_ENGINE": self._options.engine.value,
+                    "WORKER_LISTEN": "127.0.0.1:0",
+                    "WORKER_REDIS_URL": self._redis_url,
+                    "WORKER_CATALOG": self._catalog_file,
+                    "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),
+                    "WORKER_HAND_OFF": model.hand_off.value,
+                    "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
+                }
+                env = {**self._inherited, **extra_env, **settings}
+                specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_SERVING))
+        return specs
