@@ -7,6 +7,7 @@ versions N and N-1 interoperate; `v` says which one wrote it.
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -259,9 +260,9 @@ PHASE_TO_PB = {
 PHASE_FROM_PB = {v: k for k, v in PHASE_TO_PB.items()}
 ROLE_TO_PB = {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE, Role.UNIFIED: pb.ROLE_UNIFIED}
 ROLE_FROM_PB = {v: k for k, v in ROLE_TO_PB.items()}
-STATE_TO_PB = {s: pb.WorkerState.Value(f"WORKER_STATE_{s.name}") for s in WorkerState}
+STATE_TO_PB = {s: cast("pb.WorkerState", pb.WorkerState.Value(f"WORKER_STATE_{s.name}")) for s in WorkerState}
 STATE_FROM_PB = {v: k for k, v in STATE_TO_PB.items()}
-FINISH_TO_PB = {r: pb.FinishReason.Value(f"FINISH_REASON_{r.name}") for r in FinishReason}
+FINISH_TO_PB = {r: cast("pb.FinishReason", pb.FinishReason.Value(f"FINISH_REASON_{r.name}")) for r in FinishReason}
 FINISH_FROM_PB = {v: k for k, v in FINISH_TO_PB.items()}
 
 

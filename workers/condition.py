@@ -1,0 +1,89 @@
+"""The worker's state and its health: judged by progress, not by whether a health call is answered."""
+
+import time
+from collections.abc import Callable
+
+from contracts.lifecycle import Role, WorkerState, move_worker
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import ROLE_TO_PB, STATE_TO_PB
+from workers.assignments import Assignments, Identity
+from workers.engine import Engine, EngineFacts, EngineLoad
+
+MIN_GRACE_S = 5.0
+
+
+class Condition:
+    """State, fences and progress of one worker. `observe` is called every status period."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        role: Role,
+        engine: Engine,
+        assignments: Assignments,
+        *,
+        now_s: Callable[[], float],
+        min_grace_s: float = MIN_GRACE_S,
+    ) -> None:
+        self.identity = identity
+        self.role = role
+        self.state = WorkerState.STARTING
+        self.leader_epoch = 0  # highest seen
+        self.load = EngineLoad()
+        self.facts: EngineFacts | None = None
+        self._engine = engine
+        self._assignments = assignments
+        self._now_s = now_s
+        self._min_grace_s = min_grace_s
+        self._grace_s = min_grace_s
+        self._progress: tuple[int, int, int] = (0, 0, 0)
+        self._progress_at_s = now_s()
+
+    def move(self, to: WorkerState) -> None:
+        """Change the state along contracts.lifecycle.WORKER_NEXT."""
+        if self.state is not to:
+            self.state = move_worker(self.state, to)
+
+    def started(self, facts: EngineFacts) -> None:
+        """Note that the engine runs."""
+        self.facts = facts
+        self._grace_s = max(self._min_grace_s, 2 * facts.slowest_step_ms / 1000)
+        self.move(WorkerState.READY)
+
+    @property
+    def progressing(self) -> bool:
+        """False when work is there and nothing has moved for the grace period."""
+        return self._now_s() - self._progress_at_s <= self._grace_s and not self._assignments.engine_stuck
+
+    def observe(self) -> pb.Status:
+        """Read the engine, judge progress, and return the status to send."""
+        load = self.load = self._engine.load()
+        tokens = self._assignments.tokens_produced
+        progress = (tokens, load.prefill_chunks_done, load.num_computing)
+        now_s = self._now_s()
+        if load.num_computing == 0 or progress != self._progress:
+            self._progress = progress
+            self._progress_at_s = now_s
+        progressing = self.progressing
+        if self.state is WorkerState.READY and not progressing:
+            self.move(WorkerState.UNHEALTHY)
+        elif self.state is WorkerState.UNHEALTHY and progressing:
+            self.move(WorkerState.READY)
+        return pb.Status(
+            worker_epoch=self.identity.epoch,
+            role=ROLE_TO_PB[self.role],
+            state=STATE_TO_PB[self.state],
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            prefill_queue_tokens=load.prefill_queue_tokens,
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=self.facts.kv_capacity_tokens if self.facts else 0,
+            tokens_produced=tokens,
+            prefill_chunks_done=load.prefill_chunks_done,
+            last_progress_age_ms=(now_s - self._progress_at_s) * 1000,
+            progressing=progressing,
+            num_transfers=load.num_transfers,
+            transfer_p50_ms=load.transfer_p50_ms,
+            num_waiting_decode_memory=load.num_waiting_decode_memory,
+            sent_unix_ms=int(time.time() * 1000),
+        )

@@ -1,0 +1,148 @@
+"""What a worker needs from an inference engine, and the values that cross that border.
+
+One engine request goes through these steps:
+
+1. The server checks fences and roles and calls `Engine.submit(job, outlet)`. The engine either raises
+   `Refusal` at once, and nothing has happened, or it owns the job until it calls `outlet.end`.
+2. PREFILL: the prompt is computed; `outlet.prefilled` says with which counts. Then the KV cache goes
+   to the decode side that asked for the job's bootstrap room, and the job ends with STOP. Its one
+   token is discarded and not counted: the decode side counts it.
+3. DECODE: the engine reserves KV room, fetches the prompt's KV cache from the prefill side and calls
+   `outlet.chunk` for each piece of text, the token that the prefill side sampled being the first.
+   UNIFIED does both parts in one engine.
+4. `outlet.end` is called exactly once per accepted job, last, whatever happens: a stop, the maximum,
+   an abort, a fault. Nothing is called on the outlet after it.
+5. `Engine.abort` asks for an end. It may be repeated, and may name a job that is gone. The end then
+   comes with ABORTED and the counts of the work that was really done.
+
+All outlet calls are made on the event loop's thread. They never block and never raise.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from contracts.identity import engine_id
+from contracts.lifecycle import FinishReason, HandOff, Phase, Role
+from contracts.wire import Attempt, Counts, Sampling, Stages
+
+RefusalCode = Literal[
+    "stale_leader", "stale_worker_epoch", "wrong_role", "draining", "full", "bad_request", "unhealthy"
+]
+
+
+class Refusal(Exception):
+    """A job that this worker does not take; it becomes Rejected on the Control stream."""
+
+    def __init__(self, code: RefusalCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine request. `prompt` and `delivered` are packed u32 token ids (contracts.wire)."""
+
+    attempt: Attempt
+    phase: Phase
+    gateway_id: str
+    deadline_unix_ms: int
+    prompt: bytes
+    sampling: Sampling
+    hand_off: HandOff | None = None  # None under UNIFIED
+    bootstrap_host: str = ""
+    bootstrap_port: int = 0
+    bootstrap_room: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.prompt) // 4
+
+    @property
+    def engine_id(self) -> str:
+        """Name inside the engine: of fixed length, because SGLang aborts by prefix of the name."""
+        return engine_id(self.attempt.rid, self.attempt.attempt, self.attempt.sample)
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine request ended."""
+
+    reason: FinishReason
+    counts: Counts
+    stages: Stages
+    error: str = ""
+    matched_stop: str = ""
+
+
+class Outlet(Protocol):
+    """Where an engine puts what one job yields."""
+
+    def chunk(self, text: str, token_ids: Sequence[int]) -> None:
+        """Take a text delta and the ids of the tokens sampled since the last chunk; text may be empty."""
+
+    def prefilled(self, counts: Counts, stages: Stages) -> None:
+        """Take the counts of a computed prompt, PREFILL only, before its KV cache is handed over."""
+
+    def end(self, end: End) -> None:
+        """Take the end of the job."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while an engine runs."""
+
+    name: str  # sglang | timed
+    simulated: bool
+    dtype: str
+    kv_dtype: str
+    page_size: int  # tokens
+    tp_size: int
+    dp_size: int
+    transfer_backend: str
+    bootstrap_host: str
+    bootstrap_port: int  # 0 unless the role is prefill
+    kv_capacity_tokens: int
+    max_running: int
+    hand_offs: tuple[HandOff, ...]
+    slowest_step_ms: float  # the longest time without visible progress that is still normal
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine does now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_computing: int = 0  # jobs that must make progress: not those waiting for a peer or for memory
+    prefill_queue_tokens: int = 0
+    kv_used_tokens: int = 0
+    prefill_chunks_done: int = 0  # since start
+    num_transfers: int = 0
+    transfer_p50_ms: float = 0.0  # last 64 hand-offs
+    num_waiting_decode_memory: int = 0
+
+
+class Engine(Protocol):
+    """An inference engine in this process. The module's docstring is the life of one job.
+
+    Life of the engine: `start` once, then `run` until it is cancelled; `submit`, `abort` and `load`
+    only while `run` runs. When `run` ends every open job has got its end.
+    """
+
+    async def start(self, role: Role) -> EngineFacts:
+        """Open what peers connect to and return the facts, real ports among them."""
+
+    async def run(self) -> None:
+        """Work until cancelled, then release everything. Raises when the engine is beyond use."""
+
+    def submit(self, job: Job, outlet: Outlet) -> None:
+        """Take a job, or raise Refusal."""
+
+    def abort(self, job: Job) -> None:
+        """Ask for the end of a job. Idempotent."""
+
+    def load(self) -> EngineLoad:
+        """Return what the engine does now; cheap enough for ten calls a second."""

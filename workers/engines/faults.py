@@ -1,0 +1,35 @@
+"""Faults on demand, for tests and chaos runs: words in a control file that switch engine faults on."""
+
+import time
+from pathlib import Path
+
+HANG = "hang"  # no step ends
+DROP_KV = "drop_kv"  # the hand-off arrives without its payload
+LOSE_HAND_OFF = "lose_hand_off"  # the hand-off never arrives
+KNOWN = frozenset({HANG, DROP_KV, LOSE_HAND_OFF})
+_REREAD_S = 0.05
+
+
+class Faults:
+    """The faults that are on: those set here, and the words in `file`, read at most 20 times a second."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.on: set[str] = set()
+        self._file = file
+        self._from_file: frozenset[str] = frozenset()
+        self._read_at_s = float("-inf")
+
+    def has(self, fault: str) -> bool:
+        """Whether `fault` is on."""
+        if fault in self.on:
+            return True
+        if self._file is None:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._read_at_s > _REREAD_S:
+            self._read_at_s = now_s
+            try:
+                self._from_file = frozenset(self._file.read_text().split())
+            except FileNotFoundError:
+                self._from_file = frozenset()
+        return fault in self._from_file

@@ -1,0 +1,120 @@
+"""Final counts for billing: a Redis stream, and a bounded journal on local disk beside it."""
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts.keys import attempts
+from contracts.usage import AttemptRecord
+from contracts.wire import FIELD, encode
+
+log = structlog.get_logger()
+
+MAX_STREAM_LENGTH = 1_000_000  # a safeguard: billing deletes what it wrote
+MAX_WAITING = 20_000
+BATCH = 500
+PERIOD_S = 0.1
+JOURNAL_BYTES = 16 * 2**20
+JOURNAL_FILES = 4
+_json = msgspec.json.Encoder()
+
+
+class Journal:
+    """A file of JSON lines in `folder`, rotated at 16 MiB; four files are kept."""
+
+    def __init__(self, folder: Path, worker_id: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"attempts-{worker_id}.jsonl"
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines. Blocking."""
+        with self._path.open("ab") as file:
+            file.write(lines)
+            full = file.tell() >= JOURNAL_BYTES
+        if full:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        for age in range(JOURNAL_FILES - 2, -1, -1):
+            old = self._path if age == 0 else self._path.with_suffix(f".jsonl.{age}")
+            if old.exists():
+                old.replace(self._path.with_suffix(f".jsonl.{age + 1}"))
+
+
+class Recorder:
+    """Takes records without blocking and writes them in batches; while Redis is away they wait.
+
+    At most `MAX_WAITING` records wait in memory; older ones are dropped, counted and still in the journal.
+    """
+
+    def __init__(self, redis: Redis, pool: str, journal: Journal | None) -> None:
+        self._redis = redis
+        self._stream = attempts(pool)
+        self._journal = journal
+        self._to_stream: deque[AttemptRecord] = deque()
+        self._to_journal: deque[AttemptRecord] = deque()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._redis_is_away = False
+        self.num_dropped = 0
+
+    def offer(self, record: AttemptRecord) -> None:
+        """Take a record to write later."""
+        for queue in (self._to_stream, self._to_journal) if self._journal else (self._to_stream,):
+            queue.append(record)
+            if len(queue) > MAX_WAITING:
+                queue.popleft()
+                self.num_dropped += 1
+
+    async def run(self) -> None:
+        """Write what was offered, every `PERIOD_S`, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write everything that waits. Faults of disk and Redis are logged and tried again later."""
+        if self._journal is not None and self._to_journal:
+            await self._flush_journal(self._journal)
+        try:
+            while self._to_stream:
+                await self._flush_batch()
+        except (RedisError, OSError) as error:
+            if not self._redis_is_away:
+                log.warning("attempts_wait_for_redis", error=str(error), waiting=len(self._to_stream))
+            self._redis_is_away = True
+        else:
+            self._redis_is_away = False
+
+    def close(self) -> None:
+        """Let go of the disk thread."""
+        self._disk.shutdown(wait=True)
+
+    async def _flush_batch(self) -> None:
+        batch = [self._to_stream.popleft() for _ in range(min(BATCH, len(self._to_stream)))]
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for record in batch:
+                    pipe.xadd(self._stream, {FIELD: encode(record)}, maxlen=MAX_STREAM_LENGTH, approximate=True)
+                await pipe.execute()
+        except BaseException:
+            self._to_stream.extendleft(reversed(batch))
+            raise
+
+    async def _flush_journal(self, journal: Journal) -> None:
+        records = list(self._to_journal)
+        self._to_journal.clear()
+        lines = b"".join(_line(record) for record in records)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, journal.write, lines)
+        except OSError as error:
+            log.warning("journal_write_failed", error=str(error), lost=len(records))
+
+
+def _line(record: AttemptRecord) -> bytes:
+    return _json.encode(record) + b"\n"

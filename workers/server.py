@@ -1,0 +1,137 @@
+"""The gRPC server of one worker process, and the clock that drives status, deadlines and readers."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from contracts.lifecycle import FinishReason, Role, WorkerState
+from contracts.usage import AttemptRecord
+from contracts.v1 import worker_pb2 as pb
+from contracts.v1 import worker_pb2_grpc
+from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages
+from observability.metrics import Instruments
+from workers.assignments import Assignments, Identity
+from workers.attach import Attach
+from workers.condition import MIN_GRACE_S, Condition
+from workers.control import Control
+from workers.engine import Engine
+from workers.outbox import Limits
+from workers.records import Recorder
+
+log = structlog.get_logger()
+
+STATUS_PERIOD_S = 0.1
+DRAIN_S = 0.8
+DRAIN_POLL_S = 0.01
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.max_send_message_length", 64 * 2**20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class _Servicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, control: Control, attach: Attach) -> None:
+        self._control = control
+        self._attach = attach
+
+    async def Control(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the proto's name
+        await self._control.serve(request_iterator, context)
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        await self._attach.serve(request_iterator, context)
+
+
+class WorkerServer:
+    """One worker: an engine, its assignments and both gRPC calls.
+
+    `start`, then `run` in a task group until cancelled, then `stop`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        role: Role,
+        engine: Engine,
+        *,
+        limits: Limits | None = None,
+        recorder: Recorder | None = None,
+        instruments: Instruments | None = None,
+        min_grace_s: float = MIN_GRACE_S,
+        force_end_s: float = 10.0,
+    ) -> None:
+        now_s = asyncio.get_running_loop().time
+        self._engine = engine
+        self._role = role
+        self._pool = identity.pool
+        self._recorder = recorder
+        self._instruments = instruments
+        self.assignments = Assignments(identity, role, engine, limits or Limits(), now_s=now_s, force_end_s=force_end_s)
+        self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
+        self._control = Control(self.condition, self.assignments)
+        self._server = grpc.aio.server(options=_OPTIONS)
+        servicer = _Servicer(self._control, Attach(self.assignments))
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._listen_to_events()
+
+    async def start(self, listen: str) -> str:
+        """Start the engine's listeners and the server; return the real `host:port`."""
+        self.condition.started(await self._engine.start(self._role))
+        host, _, port = listen.rpartition(":")
+        bound = self._server.add_insecure_port(listen)
+        if bound == 0:
+            raise OSError(f"cannot listen on {listen}: port {port} is taken or not allowed")
+        await self._server.start()
+        return f"{host}:{bound}"
+
+    async def run(self) -> None:
+        """Run the engine and the status clock until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._engine.run())
+            while True:
+                await asyncio.sleep(STATUS_PERIOD_S)
+                self.assignments.tick()
+                self._control.tell_status(self.condition.observe())
+
+    async def drain(self) -> None:
+        """End everything that runs and give the ends up to `DRAIN_S` to get out. `run` must still run."""
+        self.condition.move(WorkerState.STOPPED)
+        self._control.tell_status(self.condition.observe())
+        self.assignments.end_all(FinishReason.ERROR)
+        for _ in range(int(DRAIN_S / DRAIN_POLL_S)):
+            if self.assignments.drained:
+                return
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def stop(self) -> None:
+        """Close the server; open calls are cancelled."""
+        await self._server.stop(grace=0.2)
+
+    # -- events ----------------------------------------------------------------------------------------
+
+    def _listen_to_events(self) -> None:
+        events = self.assignments.events
+        events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
+        events.delivered = lambda done: self._control.tell_leaders(pb.ControlReport(delivered=done))
+        events.ended = self._ended
+        events.recorded = self._recorded
+
+    def _ended(self, final: pb.Final, stages: Stages) -> None:
+        self._control.tell_leaders(pb.ControlReport(final=final))
+        if self._instruments is None:
+            return
+        phase = PHASE_FROM_PB[final.phase]
+        labels = {"pool": self._pool, "phase": phase.value, "reason": FINISH_FROM_PB[final.reason].value}
+        self._instruments.engine_finishes.add(1, labels)
+        if stages.transfer_ms and phase == "decode":
+            self._instruments.transfer(stages.transfer_ms, pool=self._pool)
+
+    def _recorded(self, record: AttemptRecord) -> None:
+        if self._recorder is not None:
+            self._recorder.offer(record)

@@ -1,0 +1,78 @@
+"""Worker process settings, read from `WORKER_*`."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from contracts.lifecycle import HandOff, Role
+from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker process. The second half holds for the timed engine only."""
+
+    id: NotEmpty
+    pool: NotEmpty
+    role: Role
+    engine: Literal["sglang", "timed"]
+    redis_url: NotEmpty
+    catalog: NotEmpty  # path of models.toml
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""  # host that peers use; empty = the host in `listen`
+    model_path: str = ""  # folder; sglang needs it
+    bootstrap_host: str = "127.0.0.1"
+    bootstrap_port: Port = 0  # 0 = a free one
+    hand_off: HandOff = HandOff.DIRECT
+    hand_off_timeout_s: Positive = 5.0
+    max_total_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # KV capacity; 0 = the engine's own default
+    max_running: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0 = the engine's own default
+    engine_options: str = "{}"  # JSON object: further arguments of sglang.Engine
+    ring_chunks: Annotated[int, msgspec.Meta(ge=16)] = 65_536
+    coalesce_ms: NotNegative = 2.0
+    reader_lost_s: Positive = 5.0
+    progress_grace_s: Positive = 5.0
+    journal_dir: str = ""
+    faults_file: str = ""  # test only: engine faults on demand (workers/engines/faults.py)
+    metrics_listen: str = ""
+    log_level: LogLevel = "INFO"
+    log_json: bool = True
+    zone: str = ""
+
+    step_ms: NotNegative = 6.0
+    step_ms_per_request: NotNegative = 0.02
+    step_ms_per_kv_token: NotNegative = 4e-6
+    prefill_ms: NotNegative = 8.0
+    prefill_ms_per_token: NotNegative = 0.03
+    prefill_ms_per_token_pair: NotNegative = 1.5e-7
+    transfer_ms: NotNegative = 1.0
+    transfer_bytes_per_ms: Positive = 2.0e7
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(gt=0)] = 131_072
+
+    @property
+    def latency(self) -> LatencyModel:
+        """What the timed engine plays."""
+        return LatencyModel(
+            prefill=PrefillCost(
+                fixed_ms=self.prefill_ms,
+                per_token_ms=self.prefill_ms_per_token,
+                per_token_pair_ms=self.prefill_ms_per_token_pair,
+            ),
+            decode=DecodeCost(
+                fixed_ms=self.step_ms,
+                per_request_ms=self.step_ms_per_request,
+                per_kv_token_ms=self.step_ms_per_kv_token,
+            ),
+            transfer=TransferCost(
+                fixed_ms=self.transfer_ms,
+                bytes_per_ms=self.transfer_bytes_per_ms,
+                kv_bytes_per_token=self.kv_bytes_per_token,
+            ),
+            kv_capacity_tokens=self.max_total_tokens or 400_000,
+            max_running=self.max_running or 256,
+        )
