@@ -5,21 +5,24 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 ARGS ?=
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{sub(/:.*/, "", $$1); printf "  %-8s %s\n", $$1, $$2}'
 
 $(VENV)/.base: requirements/base.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pdgate needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Set PYTHON=python3.12, say.")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --disable-pip-version-check -q -r requirements/base.txt
-	@$(BIN)/pip install --disable-pip-version-check -q --no-deps -e .
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "pdgate: '$(PYTHON) -m venv' failed: install your distribution's python3-venv" >&2; exit 2; }
+	@echo "Installing pdgate into $(VENV) …"
+	@$(PIP) -r requirements/base.txt
+	@$(PIP) --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.base
-	@$(BIN)/pip install --disable-pip-version-check -q -r requirements/dev.txt
+	@echo "Installing the development tools …"
+	@$(PIP) -r requirements/dev.txt
 	@touch $@
 
 .PHONY: setup
@@ -27,8 +30,42 @@ setup: $(VENV)/.base ## Make .venv with pdgate (no torch)
 
 .PHONY: up
 up: setup ## Run the whole stack here, in the foreground (ARGS="--engine timed")
-	@exec $(BIN)/pdgate up $(ARGS)
+	@exec $(BIN)/pdgate up --with-caller $(ARGS)
+
+.PHONY: engine
+engine: setup ## Install the real engine and its models into .pdgate (2.9 GB)
+	@$(BIN)/pdgate engine install
+
+.PHONY: test
+test: $(VENV)/.dev engine ## Run all tests but e2e and chaos (ARGS="-k name")
+	@$(BIN)/python -m pytest -m "not e2e and not chaos" $(ARGS)
+
+.PHONY: check
+check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; \
+	 $(BIN)/python -m grpc_tools.protoc -I. --python_out="$$drift" --pyi_out="$$drift" --grpc_python_out="$$drift" contracts/v1/worker.proto; \
+	 diff -q -x '*.proto' -x '__*' "$$drift/contracts/v1" contracts/v1 || { echo "the protobuf code is out of date: run make proto" >&2; exit 1; }
+	@$(BIN)/python -m pdgate.schema_check
+	@echo "All checks passed."
 
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/worker.proto
+
+.PHONY: docs
+docs: $(VENV)/.base ## Rebuild the generated part of docs/architecture.md
+	@$(BIN)/python docs/generate.py
+
+.PHONY: lock
+lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
+	@$(PIP) uv
+	@$(BIN)/uv pip compile -q -U pyproject.toml --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/base.txt
+	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
+
+.PHONY: clean
+clean: ## Remove .venv and caches; the data in .pdgate stays
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,7 @@ from pdgate.engine import ensure_engine, ensure_libibverbs
 from pdgate.layout import catalog_file, layout_of
 from pdgate.models import ensure_model
 from pdgate.preflight import CannotStart
+from pdgate.price_commands import prices
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
@@ -34,6 +35,7 @@ engine = typer.Typer(help="The real engine's environment (SGLang, torch; about 3
 app.add_typer(models, name="models")
 app.add_typer(orgs, name="orgs")
 app.add_typer(keys, name="keys")
+app.add_typer(prices, name="prices")
 app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
 app.command("doctor")(doctor)

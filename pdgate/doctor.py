@@ -45,9 +45,7 @@ def examine(layout: Layout) -> Sequence[Check]:
         _attempt("Valkey", lambda: str(valkey_binary())),
         _attempt("PostgreSQL", lambda: str(postgres_binaries())),
         Check(check="libibverbs", ok=True, found=_library(layout)),
-        Check(
-            check="engine", ok=True, found=str(layout.engine) if engine_ready(layout.engine) else "not installed yet"
-        ),
+        Check(check="engine", ok=True, found=engine),
         _attempt("catalogue", lambda: _catalogue(layout)),
         Check(check="gateway", ok=True, found=_gateway()),
     ]

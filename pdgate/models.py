@@ -12,14 +12,13 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from contracts.catalog import Catalog
 from pdgate.commands import Commands, bytes_under
 from pdgate.convert import TOKENIZER_FILES
 from pdgate.engine import engine_python, exclusive, requirement_list
@@ -136,15 +135,19 @@ def _appearing(target: Path) -> Iterator[Path]:
 # -- the timed engine ---------------------------------------------------------------------------------------
 
 
-def ensure_timed_tokenizers(catalog: Catalog, folder: Path) -> None:
-    """Make a tokenizer for every model of the catalogue: one small vocabulary, trained in under a second."""
-    for name in sorted({model.tokenizer for model in catalog.models.values()}):
-        target = folder / name  # an absolute name stays as it is
+def timed_models(folder: Path, names: Collection[str]) -> Path:
+    """Return `folder` with a tokenizer for each name: one small vocabulary, trained in under a second.
+
+    A name that is an absolute path stays as it is.
+    """
+    for name in sorted(names):
+        target = folder / name
         if all((target / file).exists() for file in TOKENIZER_FILES):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with _appearing(target) as draft:
             _train_tokenizer(draft)
+    return folder
 
 
 def _train_tokenizer(out: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -30,7 +30,7 @@ from pdgate.engine import engine_ready, ensure_engine, ensure_libibverbs
 from pdgate.envfile import read_env, write_env
 from pdgate.greeting import greeting
 from pdgate.layout import Layout, checkout
-from pdgate.models import ensure_model, ensure_timed_tokenizers
+from pdgate.models import ensure_model, timed_models
 from pdgate.preflight import CannotStart
 from pdgate.roster import EngineKind, Options, Roster
 from pdgate.screen import Progress, Screen, duration
@@ -152,14 +152,15 @@ class _Stack:
     async def _bring_up(self, servers: Servers, supervisor: Supervisor, reaper: Reaper) -> None:
         await servers.start()
         await servers.call(lambda: upgrade(servers.database_url))
+        known = read_env(self._layout.env_file)
         keys = await prepare_tenants(
             database_url=servers.database_url,
             redis_url=servers.redis_url,
             catalog=self._catalog,
-            known=read_env(self._layout.env_file),
+            known=known,
             demo=self._options.demo,
         )
-        self._write_env(servers, keys)
+        self._write_env(servers, keys, known)
         roster = Roster(
             self._options,
             self._layout,
@@ -168,19 +169,20 @@ class _Stack:
             database_url=servers.database_url,
             inherited=_inherited(),
         )
-        real = self._options.engine is EngineKind.SGLANG
-        if not real:
-            ensure_timed_tokenizers(self._catalog, self._layout.timed_models)
+        tokenizers = {model.tokenizer for model in self._catalog.models.values()}
+        if self._options.engine is EngineKind.TIMED:
+            timed_models(self._layout.timed_models, tokenizers)
         for spec in roster.services():
             supervisor.keep(spec)
         commands = Commands(self._screen.progress, reaper)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._until_listening())
-            preparing = tasks.create_task(self._prepare_models(roster, commands))
-        folders, extra_env = preparing.result()
-        for spec in roster.workers(self._catalog, folders, extra_env):
-            supervisor.keep(spec)
-        await self._until_ready()
+        async with httpx.AsyncClient(base_url=self._options.url, timeout=2.0, trust_env=False) as gateway:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._until_listening(gateway))
+                preparing = tasks.create_task(self._prepare_models(tokenizers, commands))
+            folders, extra_env = preparing.result()
+            for spec in roster.workers(self._catalog, folders, extra_env):
+                supervisor.keep(spec)
+            await self._until_ready(gateway)
         lines = greeting(
             self._options,
             self._layout,
@@ -191,21 +193,24 @@ class _Stack:
         for line in lines:
             self._screen.say(line)
 
-    async def _prepare_models(self, roster: Roster, commands: Commands) -> tuple[Mapping[str, Path], Mapping[str, str]]:
+    async def _prepare_models(
+        self, tokenizers: Collection[str], commands: Commands
+    ) -> tuple[Mapping[str, Path], Mapping[str, str]]:
         """Return the folder of each model, by tokenizer, and the variables the engine needs."""
-        names = {model.tokenizer for model in self._catalog.models.values()}
         if self._options.engine is EngineKind.TIMED:
-            return {name: roster.models / name for name in names}, {}
+            return {name: self._layout.timed_models / name for name in tokenizers}, {}
         extra_env = {"PYTHONPATH": str(code_path(self._layout))}
         extra_env |= await ensure_libibverbs(self._layout.libraries, commands)
         await ensure_engine(self._layout.engine, commands)
-        folders = {name: await ensure_model(name, self._layout.models, self._layout.engine, commands) for name in names}
+        folders = {
+            name: await ensure_model(name, self._layout.models, self._layout.engine, commands) for name in tokenizers
+        }
         self._screen.clear()
         return folders, extra_env
 
-    async def _until_listening(self) -> None:
+    async def _until_listening(self, gateway: httpx.AsyncClient) -> None:
         deadline = time.monotonic() + _LISTEN_WITHIN_S
-        while await self._gateway_says("/livez") is None:
+        while await _answer(gateway, "/livez") is None:
             if time.monotonic() > deadline:
                 log = self._layout.logs / "gateway.log"
                 raise CannotStart(f"the gateway does not answer on {self._options.url}: see {log}")
@@ -213,34 +218,34 @@ class _Stack:
         since_start = duration(time.monotonic() - self._started)
         self._screen.say(f"Gateway on {self._options.url} after {since_start}; workers follow.")
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, gateway: httpx.AsyncClient) -> None:
         started = time.monotonic()
         while True:
-            answer = await self._gateway_says("/readyz")
-            if answer is not None and answer.status_code == 200:
+            answer = await _answer(gateway, "/readyz")
+            if answer is not None and answer.status_code == httpx.codes.OK:
                 break
             self._screen.progress(Progress(step="workers are starting", elapsed_s=time.monotonic() - started))
             await asyncio.sleep(_POLL_S)
         self._screen.clear()
 
-    async def _gateway_says(self, path: str) -> httpx.Response | None:
-        """Return the gateway's answer, None while it does not answer."""
-        try:
-            async with httpx.AsyncClient(base_url=self._options.url, timeout=2.0, trust_env=False) as client:
-                return await client.get(path)
-        except httpx.TransportError:
-            return None
-
-    def _write_env(self, servers: Servers, keys: FirstKeys) -> None:
+    def _write_env(self, servers: Servers, keys: FirstKeys, known: Mapping[str, str]) -> None:
         values = {
             "PDGATE_URL": self._options.url,
-            "PDGATE_API_KEY": keys.demo or "",
+            "PDGATE_API_KEY": keys.demo or known.get("PDGATE_API_KEY", ""),
             "PDGATE_ADMIN_KEY": keys.admin,
             "PDGATE_PORTAL_URL": f"{self._options.url}/portal",
             "DATABASE_URL": servers.database_url,
             "REDIS_URL": servers.redis_url,
         }
         write_env(self._layout.env_file, values)
+
+
+async def _answer(gateway: httpx.AsyncClient, path: str) -> httpx.Response | None:
+    """Return the gateway's answer, None while it does not answer."""
+    try:
+        return await gateway.get(path)
+    except httpx.TransportError:
+        return None
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
