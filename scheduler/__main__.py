@@ -1,0 +1,57 @@
+"""The scheduler process: one PoolScheduler per pool of the catalogue."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import structlog
+import uvloop
+from redis.asyncio import Redis
+
+from contracts.catalog import CatalogError, read_catalog
+from contracts.environment import from_env
+from observability.telemetry import Telemetry, configure_logging
+from scheduler.gauges import Gauges
+from scheduler.pool import PoolScheduler
+from scheduler.settings import Settings, metrics_address
+
+log = structlog.get_logger()
+
+
+async def serve(settings: Settings) -> None:
+    """Schedule every pool until SIGTERM or SIGINT."""
+    host, port = metrics_address(settings.metrics_listen)
+    catalog = read_catalog(settings.catalog)
+    telemetry = Telemetry("scheduler", settings.id)
+    redis = Redis.from_url(settings.redis_url)
+    pools = [PoolScheduler(redis, pool, settings=settings, instruments=telemetry.instruments) for pool in catalog.pools]
+    Gauges(pools).register(telemetry.instruments)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with telemetry.serve(host, port):
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(pool.run(), name=pool.pool) for pool in pools]
+                log.info("scheduler_started", scheduler_id=settings.id, pools=catalog.pools)
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+        finally:
+            await redis.aclose()
+    log.info("scheduler_stopped", scheduler_id=settings.id)
+
+
+def main() -> None:
+    """Run the process; a bad setting or catalogue ends it with one line."""
+    settings = from_env(Settings, "SCHEDULER_", os.environ)
+    configure_logging("scheduler", level=settings.log_level, json=settings.log_json)
+    try:
+        uvloop.run(serve(settings))
+    except CatalogError as error:
+        sys.exit(f"SCHEDULER_CATALOG: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The requests of one term: everything the leader knows of them, from inbox entry to settlement."""
+
+import enum
+from collections.abc import Iterator
+
+from contracts.identity import rid_bytes
+from contracts.lifecycle import FinishReason, Path, Phase, RequestState, move_request
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import FINISH_FROM_PB, Counts, Submit, WorkerRef, counts_from_pb
+from scheduler.policy.cluster import RequestView
+from scheduler.policy.placement import Reason
+from scheduler.worker import ChargeKey, Worker
+
+
+class PartState(enum.StrEnum):
+    """How far one engine request got, as its worker reported it."""
+
+    SENT = "sent"
+    ACCEPTED = "accepted"
+    COMPUTED = "computed"  # prefill: the prompt is done, the KV cache may still be on its way
+    FINAL = "final"
+    LOST = "lost"  # its worker died, or never got it
+
+
+class Part:
+    """One engine request: one sample of one attempt in one phase on one worker."""
+
+    __slots__ = ("counts", "delivered", "error", "phase", "reason", "sample", "state", "worker")
+
+    def __init__(self, worker: Worker, phase: Phase, sample: int, state: PartState = PartState.SENT) -> None:
+        self.worker = worker
+        self.phase = phase
+        self.sample = sample
+        self.state = state
+        self.reason: FinishReason | None = None
+        self.counts: Counts | None = None
+        self.delivered = False
+        self.error = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be heard of it."""
+        return self.state in (PartState.FINAL, PartState.LOST)
+
+    def finish(self, final: pb.Final) -> None:
+        """Take the worker's last word."""
+        self.state = PartState.FINAL
+        self.reason = FINISH_FROM_PB.get(final.reason, FinishReason.ERROR)
+        self.counts = counts_from_pb(final.counts)
+        self.delivered = self.delivered or final.delivered
+        self.error = final.error
+
+
+class Request:
+    """One inbox entry and where it stands. Only the dispatcher changes it."""
+
+    __slots__ = (
+        "asked_gateway",
+        "attempt",
+        "blocked_by",
+        "decode_ref",
+        "ended_s",
+        "entry_id",
+        "excluded",
+        "hand_off_due_s",
+        "hand_off_retries",
+        "not_before_s",
+        "parts",
+        "path",
+        "placing",
+        "prefill_ref",
+        "prompt_tokens",
+        "queued_s",
+        "reason",
+        "rid_bytes",
+        "rooms",
+        "seq",
+        "state",
+        "stop_requested",
+        "submit",
+        "workers",
+    )
+
+    def __init__(self, submit: Submit, entry_id: bytes, *, seq: int, now_s: float) -> None:
+        self.submit = submit
+        self.entry_id = entry_id
+        self.seq = seq
+        self.rid_bytes = rid_bytes(submit.rid)
+        self.prompt_tokens = len(submit.prompt) // 4
+        self.state = RequestState.QUEUED
+        self.queued_s = now_s
+        self.not_before_s = 0.0
+        self.attempt = 0  # the highest attempt written to the in-flight record
+        self.placing = False  # chosen workers are being written to the in-flight record
+        self.parts: dict[tuple[Phase, int], Part] = {}  # of the current attempt
+        self.path: Path | None = None
+        self.reason: Reason | None = None
+        self.decode_ref: WorkerRef | None = None
+        self.prefill_ref: WorkerRef | None = None
+        self.rooms: tuple[int, ...] = ()
+        self.excluded: set[str] = set()
+        self.blocked_by: Reason | None = None
+        self.asked_gateway = False  # AttemptLost(retrying=False) sent for the current attempt
+        self.stop_requested = False  # no further attempt, whatever happens
+        self.hand_off_due_s: float | None = None
+        self.hand_off_retries = 0
+        self.ended_s: float | None = None  # since when only the settlement is missing
+        self.workers: list[Worker] = []  # that hold anything of any attempt
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.submit.rid
+
+    def move(self, to: RequestState) -> None:
+        """Change the state. Raises contracts.lifecycle.IllegalMove."""
+        self.state = move_request(self.state, to)
+
+    def key(self, sample: int) -> ChargeKey:
+        """Return the name under which workers charge a sample of the current attempt."""
+        return self.submit.rid, self.attempt, sample
+
+    def view(self) -> RequestView:
+        """Return the request as policy sees it."""
+        submit = self.submit
+        return RequestView(
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=submit.sampling.max_tokens,
+            num_samples=submit.num_samples,
+            excluded=frozenset(self.excluded),
+        )
+
+    def side(self, *phases: Phase) -> Iterator[Part]:
+        """Yield the parts of these phases."""
+        return (part for part in self.parts.values() if part.phase in phases)
+
+    @property
+    def streaming_parts(self) -> Iterator[Part]:
+        """The parts whose tokens the tenant sees."""
+        return self.side(Phase.DECODE, Phase.UNIFIED)
+
+    @property
+    def decode_ended(self) -> bool:
+        """Whether every sample's token stream is over."""
+        return all(part.ended for part in self.streaming_parts)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no worker runs anything of the current attempt."""
+        return not self.placing and all(part.ended for part in self.parts.values())
+
+    @property
+    def terminal(self) -> bool:
+        """Whether only the settlement is missing."""
+        return self.state in (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
+
+
+class Book:
+    """All unsettled requests by id."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._requests.values()))
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._requests
+
+    def get(self, rid: str) -> Request | None:
+        """Return a request, or None when it is not known or settled."""
+        return self._requests.get(rid)
+
+    def add(self, request: Request) -> None:
+        """Take a request in."""
+        self._requests[request.rid] = request
+
+    def remove(self, rid: str) -> Request | None:
+        """Forget a request and return it."""
+        return self._requests.pop(rid, None)

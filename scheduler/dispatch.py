@@ -1,0 +1,438 @@
+"""From the inbox to the workers, and every end that the scheduler gives a request itself.
+
+States are those of contracts.lifecycle:
+
+1. `arrive`: QUEUED, in the waiting queue.
+2. Placement (policy) chooses workers and charges them. The choice goes into the in-flight record; only
+   then are the parts submitted, decode side first: PREFILLING. Work of a unified worker is DECODING at
+   once, since its tokens may be under way before anything else is heard of it.
+3. Reports move it on (attempts.py): DECODING from the first PrefillDone, then FINISHED or ABORTED.
+4. After a fault: `retry` puts it back to QUEUED for another attempt, `ask_gateway` lets the gateway
+   decide, `refuse` ends it as FAILED.
+5. `forget` when it is settled, whoever did it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+from redis.exceptions import RedisError
+
+from contracts.errors import BadRequest, ContextTooLong, DeadlineExceeded, Interrupted, NoCapacity
+from contracts.identity import new_room
+from contracts.lifecycle import HandOff, Path, Phase, RequestState
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import AttemptLost, Placed, Refused, Submit
+from observability.metrics import Instruments
+from scheduler.book import Book, Part, PartState, Request
+from scheduler.leader import LeaderLease, LeadershipLost
+from scheduler.outbox import Outbox
+from scheduler.policy.admission import Refusal, refuse_on_arrival, refuse_waiting
+from scheduler.policy.cluster import Limits
+from scheduler.policy.placement import Placement, Reason, place
+from scheduler.record import Placed as Recorded
+from scheduler.record import WriteAhead
+from scheduler.registry import WorkerRegistry
+from scheduler.submits import abort, submits
+from scheduler.waiting import WaitingQueue, view
+from scheduler.worker import Worker
+
+log = structlog.get_logger()
+
+_RETRY_PAUSE_S = 0.2
+_BATCH = 64
+
+_REFUSAL_CODE = {
+    Refusal.QUEUE_FULL: NoCapacity.code,
+    Refusal.NO_WORKER: NoCapacity.code,
+    Refusal.DEADLINE: DeadlineExceeded.code,
+    Refusal.TOO_LONG: ContextTooLong.code,
+}
+_REFUSAL_TEXT = {
+    Refusal.QUEUE_FULL: "Too many requests are waiting for this model. Try again shortly.",
+    Refusal.NO_WORKER: "No worker serves this model at the moment. Try again shortly.",
+    Refusal.DEADLINE: "The request's deadline passed before a worker was free.",
+    Refusal.TOO_LONG: "The prompt and the tokens asked for fit no worker of this model.",
+}
+
+
+class Dispatcher:
+    """Places requests of one pool during one term."""
+
+    def __init__(
+        self,
+        pool: str,
+        *,
+        book: Book,
+        registry: WorkerRegistry,
+        lease: LeaderLease,
+        write_ahead: WriteAhead,
+        outbox: Outbox,
+        limits: Limits,
+        instruments: Instruments,
+        now_s: Callable[[], float] = time.monotonic,
+        now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self.waiting = WaitingQueue()
+        self._pool = pool
+        self._book = book
+        self._registry = registry
+        self._lease = lease
+        self._write_ahead = write_ahead
+        self._outbox = outbox
+        self._limits = limits
+        self._instruments = instruments
+        self._now_s = now_s
+        self._now_unix_ms = now_unix_ms
+        self._wake = asyncio.Event()
+        self._seq = 0
+        self._blocked_by: Reason | None = None
+        self._settled: dict[str, tuple[Worker, list[bytes]]] = {}
+
+    # -- arrivals ----------------------------------------------------------------------------------
+
+    def arrive(self, submit: Submit, entry_id: bytes) -> Request | None:
+        """Queue a new request; None when it is known already (the gateway wrote it twice)."""
+        known = self._book.get(submit.rid)
+        if known is not None:
+            if known.entry_id != entry_id:
+                self._outbox.acknowledge(entry_id)
+            return None
+        request = self.enter(submit, entry_id)
+        why = refuse_on_arrival(len(self.waiting), self._limits)
+        if why is not None:
+            self.refuse_for(request, why)
+        else:
+            self.enqueue(request)
+        return request
+
+    def enter(self, submit: Submit, entry_id: bytes) -> Request:
+        """Take a request into the book without queueing it."""
+        self._seq += 1
+        request = Request(submit, entry_id, seq=self._seq, now_s=self._now_s())
+        self._book.add(request)
+        return request
+
+    def enqueue(self, request: Request) -> None:
+        """Let a QUEUED request wait for workers."""
+        request.queued_s = self._now_s()
+        request.blocked_by = None
+        self.waiting.push(request)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Try the waiting requests again: capacity may have changed."""
+        if self.waiting:
+            self._wake.set()
+
+    # -- placing -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Place, record and submit until cancelled. Raises LeadershipLost."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while batch := self._choose_all():
+                await self._record(batch)
+                for item in batch:
+                    self._submit(item.request)
+
+    def _choose_all(self) -> list[Recorded]:
+        """Choose workers for waiting requests, in order, until one has to wait."""
+        chosen: list[Recorded] = []
+        now_s = self._now_s()
+        self._blocked_by = None
+        for request in self.waiting:
+            if request.not_before_s > now_s:
+                continue
+            result = place(request.view(), self._registry.cluster(), self._limits)
+            if isinstance(result, Placement):
+                self.waiting.remove(request)
+                chosen.append(self._choose(request, result))
+                if len(chosen) >= _BATCH:
+                    break
+                continue
+            request.blocked_by = result.reason
+            if result.reason is Reason.ALL_EXCLUDED:
+                # Nowhere else to go: the same workers again, after a pause, within the attempts left.
+                request.excluded.clear()
+                request.not_before_s = now_s + _RETRY_PAUSE_S
+            elif result.reason is not Reason.TOO_LONG:
+                self._blocked_by = result.reason
+                break  # those behind wait too, so that a long prompt is not overtaken for ever
+        return chosen
+
+    def _choose(self, request: Request, placement: Placement) -> Recorded:
+        replaces = request.attempt
+        submit = request.submit
+        request.attempt += 1
+        request.placing = True
+        request.path = placement.path
+        request.reason = placement.reason
+        request.blocked_by = None
+        samples = range(submit.num_samples)
+        request.rooms = tuple(new_room() for _ in samples) if placement.prefill is not None else ()
+        decode = self._registry.get(placement.decode.worker_id, placement.decode.epoch)
+        assert decode is not None
+        request.decode_ref, request.prefill_ref = decode.ref, None
+        phase = Phase.UNIFIED
+        request.parts = {}
+        if placement.prefill is not None:
+            phase = Phase.DECODE
+            prefill = self._registry.get(placement.prefill.worker_id, placement.prefill.epoch)
+            assert prefill is not None
+            request.prefill_ref = prefill.ref
+            for sample in samples:
+                request.parts[Phase.PREFILL, sample] = Part(prefill, Phase.PREFILL, sample)
+        for sample in samples:
+            request.parts[phase, sample] = Part(decode, phase, sample)
+        for part in request.parts.values():
+            self.charge(request, part)
+        return Recorded(request, replaces)
+
+    def charge(self, request: Request, part: Part) -> None:
+        """Count a part against its worker."""
+        prompt = request.prompt_tokens
+        if part.phase is Phase.PREFILL:
+            kv = prompt
+        else:
+            kv = self._limits.promised_tokens(prompt, request.submit.sampling.max_tokens, 1)
+        part.worker.charge(
+            request.key(part.sample), kv_tokens=kv, prefill_tokens=0 if part.phase is Phase.DECODE else prompt
+        )
+        if part.worker not in request.workers:
+            request.workers.append(part.worker)
+
+    async def _record(self, batch: list[Recorded]) -> None:
+        """Write the batch ahead; while Redis is away, try again for as long as we lead."""
+        while True:
+            if not self._lease.held:
+                raise LeadershipLost("the lease ran out")
+            try:
+                answers = await self._write_ahead.write(batch)
+                break
+            except RedisError as error:
+                log.warning("write_ahead_failed", pool=self._pool, error=str(error))
+                await asyncio.sleep(0.05)
+        for item, held_attempt in zip(batch, answers, strict=True):
+            item.request.placing = False
+            if held_attempt:
+                log.warning("attempt_in_the_way", rid=item.request.rid, attempt=held_attempt)
+                self._undo(item.request)
+                item.request.attempt = held_attempt
+
+    def _submit(self, request: Request) -> None:
+        """Send a recorded request to its workers."""
+        if request.rid not in self._book:  # settled while it was being recorded
+            self._undo(request)
+            self._outbox.delete_record(request.rid)
+            return
+        if request.state is not RequestState.QUEUED:  # aborted or failed meanwhile
+            self._undo(request)
+            return
+        if not request.parts:  # another attempt was in the way
+            self.enqueue(request)
+            return
+        if not self._lease.held:
+            raise LeadershipLost("the lease ran out")
+        request.move(RequestState.PREFILLING)
+        for part, command in submits(request, self._lease.epoch):
+            if part.state is PartState.LOST or not self._registry.send(part.worker, command):
+                part.state = PartState.LOST
+                part.worker.release(request.key(part.sample))
+                self.retry(request, "stream_down", announce=False)
+                return
+        if request.path is not Path.PD:
+            request.move(RequestState.DECODING)
+        self._notify_placed(request)
+
+    def _notify_placed(self, request: Request) -> None:
+        decode, prefill = request.decode_ref, request.prefill_ref
+        assert request.path is not None
+        assert request.reason is not None
+        assert decode is not None
+        self._outbox.notify(
+            request.submit.gateway_id,
+            Placed(
+                rid=request.rid,
+                attempt=request.attempt,
+                path=request.path,
+                hand_off=HandOff.DIRECT if prefill is not None else None,
+                decode=decode,
+                prefill=prefill,
+                reason=request.reason,
+            ),
+        )
+        self._instruments.placements.add(
+            1, {"pool": self._pool, "path": request.path.value, "reason": request.reason.value}
+        )
+        if request.attempt == 1:
+            written_ms = int(request.entry_id.partition(b"-")[0])
+            self._instruments.queue_wait(max(0, self._now_unix_ms() - written_ms), pool=self._pool)
+        log.debug(
+            "placed",
+            rid=request.rid,
+            attempt=request.attempt,
+            path=request.path,
+            reason=request.reason,
+            decode=decode.worker_id,
+            prefill=prefill.worker_id if prefill is not None else None,
+        )
+
+    def _undo(self, request: Request) -> None:
+        """Take back a choice that no worker has heard of."""
+        for part in request.parts.values():
+            part.worker.release(request.key(part.sample))
+        request.parts = {}
+
+    # -- after a fault -----------------------------------------------------------------------------
+
+    def retry(self, request: Request, cause: str, *, exclude: Iterable[str] = (), announce: bool = True) -> None:
+        """Give up the current attempt and queue another one. `announce`: the gateway hears AttemptLost."""
+        self.stop_parts(request, cause)
+        if request.stop_requested or request.terminal:
+            return
+        request.excluded.update(exclude)
+        request.asked_gateway = False
+        if request.attempt >= self._limits.max_attempts:
+            self.refuse(
+                request, Interrupted.code, f"{request.attempt} attempts failed, the last one by {cause}.", cause
+            )
+            return
+        log.info("retrying", pool=self._pool, rid=request.rid, attempt=request.attempt, cause=cause)
+        self._instruments.retries.add(1, {"pool": self._pool, "cause": cause})
+        if announce:
+            self._outbox.notify(
+                request.submit.gateway_id,
+                AttemptLost(rid=request.rid, attempt=request.attempt, cause=cause, retrying=True),
+            )
+        request.parts = {}  # what is still heard of them is about a past attempt
+        if request.state is not RequestState.QUEUED:
+            request.move(RequestState.QUEUED)
+        self.enqueue(request)
+
+    def ask_gateway(self, request: Request, cause: str) -> None:
+        """Tell the gateway that the attempt is lost; it knows whether a token was accepted, so it decides."""
+        if request.asked_gateway or request.stop_requested or request.terminal:
+            return
+        request.asked_gateway = True
+        log.info("attempt_lost", pool=self._pool, rid=request.rid, attempt=request.attempt, cause=cause)
+        self._outbox.notify(
+            request.submit.gateway_id,
+            AttemptLost(rid=request.rid, attempt=request.attempt, cause=cause, retrying=False),
+        )
+
+    def start_again(self, rid: str, lost_attempt: int, delivered: tuple[bytes, ...]) -> None:
+        """Take the gateway's answer to AttemptLost: run the request again from what was delivered."""
+        request = self._book.get(rid)
+        if request is None or request.attempt != lost_attempt or request.state is not RequestState.DECODING:
+            return  # settled, or answered already
+        if any(delivered):
+            self.refuse(request, Interrupted.code, "The answer broke off and cannot be continued.", "not_continuable")
+            return
+        lost = [part.worker.worker_id for part in request.streaming_parts]
+        self.retry(request, "restarted_by_gateway", exclude=lost, announce=False)
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def abort(self, rid: str, reason: str) -> None:
+        """Stop a request for its gateway, in whatever state it is."""
+        request = self._book.get(rid)
+        if request is None or request.stop_requested:
+            return
+        request.stop_requested = True
+        if request.terminal:
+            return
+        if request.state is RequestState.QUEUED:
+            self.waiting.remove(request)
+            request.move(RequestState.ABORTED)
+            request.ended_s = self._now_s()
+            self._outbox.notify(
+                request.submit.gateway_id,
+                Refused(rid=rid, code=Interrupted.code, message="aborted before placement"),
+            )
+        else:
+            self.stop_parts(request, reason)
+            self.end_if_stopped(request)
+
+    def end_if_stopped(self, request: Request) -> None:
+        """A request that must not be tried again ends with its last part."""
+        if request.stop_requested and not request.terminal and request.ended:
+            request.move(RequestState.ABORTED)
+            request.ended_s = self._now_s()
+
+    def give_up(self, request: Request, reason: str) -> None:
+        """Stop waiting for the last words of a request's workers."""
+        self.stop_parts(request, reason)
+        for part in request.parts.values():
+            if not part.ended:
+                part.state = PartState.LOST
+
+    def refuse_for(self, request: Request, why: Refusal) -> None:
+        """Refuse by policy."""
+        wait_helps = why in (Refusal.QUEUE_FULL, Refusal.NO_WORKER)
+        retry_after_s = self._limits.retry_after_s if wait_helps else None
+        self.refuse(request, _REFUSAL_CODE[why], _REFUSAL_TEXT[why], why, retry_after_s=retry_after_s)
+
+    def refuse_bad(self, request: Request, message: str) -> None:
+        """Refuse what no worker will ever take."""
+        self.refuse(request, BadRequest.code, message, "bad_request")
+
+    def refuse(
+        self, request: Request, code: str, message: str, reason: str, *, retry_after_s: float | None = None
+    ) -> None:
+        """End a request as FAILED; its gateway answers the client and settles."""
+        if request.terminal:
+            return
+        self.waiting.remove(request)
+        self.stop_parts(request, reason)
+        request.move(RequestState.FAILED)
+        request.ended_s = self._now_s()
+        self._outbox.notify(
+            request.submit.gateway_id,
+            Refused(rid=request.rid, code=code, message=message, retry_after_s=retry_after_s),
+        )
+        self._instruments.refusals.add(1, {"pool": self._pool, "reason": reason})
+        log.info("refused", pool=self._pool, rid=request.rid, attempt=request.attempt, code=code, reason=reason)
+
+    def stop_parts(self, request: Request, reason: str) -> None:
+        """Abort whatever workers still run of the current attempt."""
+        if request.placing:
+            return
+        running = {part.worker.worker_id: part.worker for part in request.parts.values() if not part.ended}
+        for worker in running.values():
+            self._registry.send(worker, abort(request, reason))
+
+    def forget(self, rid: str) -> None:
+        """Drop a settled request; its workers may drop their counts."""
+        request = self._book.remove(rid)
+        if request is None:
+            return
+        self.waiting.remove(request)
+        self.stop_parts(request, "settled")
+        if request.attempt > 1 or request.state is RequestState.QUEUED:
+            self._outbox.delete_record(rid)  # the settler may have deleted an older one
+        for worker in request.workers:
+            self.settled(worker, request.rid_bytes)
+
+    def settled(self, worker: Worker, rid: bytes) -> None:
+        """Let a worker forget a request's counts, with the next tick."""
+        self._settled.setdefault(worker.worker_id, (worker, []))[1].append(rid)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what is due: refuse those who waited too long, tell workers what is settled."""
+        now_s, now_unix_ms = self._now_s(), self._now_unix_ms()
+        for request in self.waiting:
+            if request.blocked_by is None and self._blocked_by is Reason.NO_WORKER:
+                request.blocked_by = Reason.NO_WORKER
+            why = refuse_waiting(view(request, now_s=now_s), now_unix_ms, self._limits)
+            if why is not None:
+                self.refuse_for(request, why)
+        self.wake()
+        settled, self._settled = self._settled, {}
+        for worker, rids in settled.values():
+            for rid in rids:
+                self._registry.send(worker, pb.ControlCommand(settled=pb.Settled(rid=rid)))

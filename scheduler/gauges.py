@@ -1,0 +1,88 @@
+"""What the scheduler's gauges show when they are scraped."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from contracts.lifecycle import Role, WorkerState
+from observability.metrics import Instruments
+from scheduler.pool import PoolScheduler
+from scheduler.worker import Standing, Worker
+
+Observations = Iterable[tuple[float, dict[str, str]]]
+
+
+class Gauges:
+    """Reads the pools of one process."""
+
+    def __init__(self, pools: Sequence[PoolScheduler]) -> None:
+        self._pools = pools
+
+    def register(self, instruments: Instruments) -> None:
+        """Declare every gauge of the scheduler."""
+        instruments.observe("pdgate_leader", self.leader, "1 if this process leads the pool.")
+        instruments.observe("pdgate_inbox_pending", self.inbox_pending, "Unsettled inbox entries, as the leader sees.")
+        instruments.observe("pdgate_workers", self.workers, "Workers by role and state.")
+        instruments.observe(
+            "pdgate_prefill_pool_queue_depth", self.prefill_queue, "Requests waiting for a worker or for their prefill."
+        )
+        instruments.observe(
+            "pdgate_decode_pool_utilization",
+            self.decode_use,
+            "KV tokens in use over capacity of ready decoders, 0 to 1.",
+        )
+        instruments.observe(
+            "pdgate_pd_ratio_actual", self.ratio_actual, "Ready prefill workers per ready decode worker."
+        )
+        instruments.observe("pdgate_pd_ratio_config", self.ratio_config, "Registered prefill per decode worker.")
+
+    def leader(self) -> Observations:
+        """Yield 1 or 0 per pool."""
+        return [(float(pool.lease.held), {"pool": pool.pool}) for pool in self._pools]
+
+    def inbox_pending(self) -> Observations:
+        """Yield the pending entries per pool that this process leads."""
+        return [(p.term.num_pending, {"pool": p.pool}) for p in self._pools if p.term is not None]
+
+    def workers(self) -> Observations:
+        """Yield the number of workers per role and state."""
+        counts = Counter((pool.pool, w.role.value, _state(w)) for pool in self._pools for w in pool.registry.workers())
+        return [(n, {"pool": pool, "role": role, "state": state}) for (pool, role, state), n in counts.items()]
+
+    def prefill_queue(self) -> Observations:
+        """Yield how many requests wait for a worker or for the end of their prefill."""
+        for pool in self._pools:
+            if pool.term is None:
+                continue
+            computing = sum(w.num_computing for w in pool.registry.workers())
+            yield len(pool.term.dispatcher.waiting) + computing, {"pool": pool.pool}
+
+    def decode_use(self) -> Observations:
+        """Yield the share of KV room in use on ready workers that decode."""
+        for pool in self._pools:
+            workers = [w for w in pool.registry.workers() if w.ready and w.role is not Role.PREFILL]
+            capacity = sum(w.kv_capacity_tokens for w in workers)
+            if capacity:
+                yield min(1.0, sum(w.kv_tokens for w in workers) / capacity), {"pool": pool.pool}
+
+    def ratio_actual(self) -> Observations:
+        """Yield the PD ratio of ready workers."""
+        return self._ratio(ready_only=True)
+
+    def ratio_config(self) -> Observations:
+        """Yield the PD ratio of all registered workers."""
+        return self._ratio(ready_only=False)
+
+    def _ratio(self, *, ready_only: bool) -> Observations:
+        for pool in self._pools:
+            roles = Counter(w.role for w in pool.registry.workers() if w.ready or (w.leased and not ready_only))
+            if roles[Role.DECODE]:
+                yield roles[Role.PREFILL] / roles[Role.DECODE], {"pool": pool.pool}
+
+
+def _state(worker: Worker) -> str:
+    """Return the worker's own state, or how we stand with it when that is worse."""
+    if worker.standing is not Standing.UP:
+        return worker.standing.value
+    if not worker.leased:
+        return WorkerState.STOPPED.value
+    return worker.state.value

@@ -1,0 +1,105 @@
+"""The pool's inbox: a Redis stream read through a consumer group by whoever leads.
+
+A submit stays pending until it is settled, so a new leader finds it. Entries are claimed from other
+consumers only at take-over, and from those who read on after they had lost the lease: never by age.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from contracts import keys
+from contracts.wire import FIELD
+
+log = structlog.get_logger()
+
+_CLAIM_BATCH = 200
+_READ_BATCH = 64
+_FIELD = FIELD.encode()
+_OLD_CONSUMER_MS = 3_600_000
+
+Entry = tuple[bytes, bytes]
+"""Entry id and the bytes of its field `d` (empty when there is none)."""
+
+
+class Inbox:
+    """One scheduler's reading of one pool's inbox."""
+
+    def __init__(self, redis: Redis, pool: str, scheduler_id: str) -> None:
+        self._redis = redis
+        self._key = keys.inbox(pool)
+        self._group = keys.CONSUMER_GROUP_SCHEDULER
+        self._consumer = scheduler_id
+        self._pool = pool
+
+    async def ensure_group(self) -> None:
+        """Create stream and group if they are missing; the group starts with the oldest entry."""
+        try:
+            await self._redis.xgroup_create(self._key, self._group, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def claim_all(self) -> list[Entry]:
+        """Take over every pending entry, one's own included, oldest first."""
+        start: bytes = b"0-0"
+        entries: list[Entry] = []
+        while True:
+            answer: Any = await self._redis.xautoclaim(
+                self._key, self._group, self._consumer, min_idle_time=0, start_id=start, count=_CLAIM_BATCH
+            )
+            start = answer[0]
+            entries += _entries(answer[1])
+            if start == b"0-0":
+                return entries
+
+    async def claim_strays(self) -> list[Entry]:
+        """Take over what a former leader read after the take-over, and drop consumers long gone."""
+        entries: list[Entry] = []
+        for consumer in await self._redis.xinfo_consumers(self._key, self._group):
+            name: bytes = consumer["name"]
+            if name == self._consumer.encode():
+                continue
+            if consumer["pending"]:
+                rows = await self._redis.xpending_range(
+                    self._key, self._group, min="-", max="+", count=_CLAIM_BATCH, consumername=name
+                )
+                ids: Any = [row["message_id"] for row in rows]
+                claimed: Any = await self._redis.xclaim(self._key, self._group, self._consumer, 0, ids)
+                entries += _entries(claimed)
+            elif consumer["idle"] > _OLD_CONSUMER_MS:
+                await self._redis.xgroup_delconsumer(self._key, self._group, name)
+        return entries
+
+    async def read(self, block_s: float) -> list[Entry]:
+        """Return new entries, waiting up to `block_s` for the first."""
+        try:
+            answer: Any = await self._redis.xreadgroup(
+                self._group, self._consumer, {self._key: ">"}, count=_READ_BATCH, block=int(block_s * 1000)
+            )
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            log.warning("inbox_group_missing", pool=self._pool)
+            await self.ensure_group()
+            return []
+        return [entry for _, rows in answer or () for entry in _entries(rows)]
+
+    async def missing(self, entry_ids: Sequence[bytes]) -> set[bytes]:
+        """Return those of the entries that are not pending any more: somebody settled them."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for entry_id in entry_ids:
+            pipeline.xpending_range(self._key, self._group, min=entry_id, max=entry_id, count=1)
+        answers = await pipeline.execute()
+        return {entry_id for entry_id, rows in zip(entry_ids, answers, strict=True) if not rows}
+
+    async def num_pending(self) -> int:
+        """Return how many entries are unsettled."""
+        return int((await self._redis.xpending(self._key, self._group))["pending"])
+
+
+def _entries(rows: Sequence[tuple[bytes, dict[bytes, bytes] | None]]) -> list[Entry]:
+    return [(entry_id, (fields or {}).get(_FIELD, b"")) for entry_id, fields in rows if entry_id is not None]

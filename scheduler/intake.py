@@ -1,0 +1,72 @@
+"""What an inbox entry means: decode, check, hand on. Garbage ends here."""
+
+import uuid
+
+import msgspec
+import structlog
+
+from contracts.wire import Abort, Continue, Submit, decode_inbox
+from scheduler.book import Request
+from scheduler.dispatch import Dispatcher
+from scheduler.inbox import Entry
+from scheduler.outbox import Outbox
+
+log = structlog.get_logger()
+
+
+class Intake:
+    """Takes entries of one pool's inbox, in order."""
+
+    def __init__(self, pool: str, dispatcher: Dispatcher, outbox: Outbox) -> None:
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._outbox = outbox
+
+    def take(self, entry: Entry) -> None:
+        """Act on a new entry."""
+        entry_id, raw = entry
+        match self.read(entry):
+            case Submit() as submit:
+                fault = _fault(submit, self._pool)
+                request = self._dispatcher.arrive(submit, entry_id)
+                if request is not None and fault is not None:
+                    self._dispatcher.refuse_bad(request, fault)
+            case Abort() as message:
+                self._dispatcher.abort(message.rid, message.reason)
+                self._outbox.acknowledge(entry_id)
+            case Continue() as message:
+                self._dispatcher.start_again(message.rid, message.lost_attempt, message.delivered)
+                self._outbox.acknowledge(entry_id)
+            case None:
+                log.warning("inbox_garbage", pool=self._pool, entry_id=entry_id.decode(), num_bytes=len(raw))
+                self._outbox.dead_letter(entry_id, raw)
+
+    def read(self, entry: Entry) -> Submit | Abort | Continue | None:
+        """Return what is in an entry; None when it is garbage."""
+        try:
+            message = decode_inbox(entry[1])
+            if uuid.UUID(message.rid).version == 7:
+                return message
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        return None
+
+    def admit_claimed(self, submit: Submit, entry_id: bytes) -> Request | None:
+        """Enter a claimed submit without queueing it; None when it is refused or known."""
+        fault = _fault(submit, self._pool)
+        if fault is None:
+            return self._dispatcher.enter(submit, entry_id)
+        request = self._dispatcher.arrive(submit, entry_id)
+        if request is not None:
+            self._dispatcher.refuse_bad(request, fault)
+        return None
+
+
+def _fault(submit: Submit, pool: str) -> str | None:
+    if submit.pool != pool:
+        return f"The request is for pool {submit.pool}, not {pool}."
+    if not submit.prompt or len(submit.prompt) % 4:
+        return "The prompt is no sequence of token ids."
+    if submit.sampling.max_tokens < 1 or not 1 <= submit.num_samples <= 128:
+        return "max_tokens and n must be at least 1, n at most 128."
+    return None

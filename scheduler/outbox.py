@@ -1,0 +1,110 @@
+"""Writes to Redis that nobody waits for: notices, acks, deletions. Sent in order, whatever queued up at once."""
+
+import asyncio
+from collections import deque
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.wire import FIELD, Notice, encode
+
+log = structlog.get_logger()
+
+_MAX_QUEUED = 100_000
+_BATCH = 256
+_RETRY_S = 0.2
+_NOTICES_KEPT = 20_000
+_DEAD_LETTERS_KEPT = 1_000
+_OUTCOMES_KEPT = 100_000
+
+_Command = tuple[str | bytes | int, ...]
+
+
+class Outbox:
+    """The queue of one pool's writes. What does not fit is dropped and counted: all of it is repeatable."""
+
+    def __init__(self, redis: Redis, pool: str) -> None:
+        self._redis = redis
+        self._pool = pool
+        self._queue: deque[_Command] = deque()
+        self._wake = asyncio.Event()
+        self._inbox = keys.inbox(pool)
+        self._outcomes = keys.outcomes(pool)
+        self.num_dropped = 0
+
+    def notify(self, gateway_id: str, notice: Notice) -> None:
+        """Tell a gateway."""
+        self._add(
+            ("XADD", keys.notices(gateway_id), "MAXLEN", "~", _NOTICES_KEPT, "*", FIELD, encode(notice)),
+        )
+
+    def acknowledge(self, entry_id: bytes) -> None:
+        """Drop an inbox entry."""
+        self._add(("XACK", self._inbox, keys.CONSUMER_GROUP_SCHEDULER, entry_id))
+        self._add(("XDEL", self._inbox, entry_id))
+
+    def delete_record(self, rid: str) -> None:
+        """Drop an in-flight record."""
+        self._add(("DEL", keys.inflight(self._pool, rid)))
+
+    def dead_letter(self, entry_id: bytes, raw: bytes) -> None:
+        """Keep an unreadable inbox entry for an operator and drop it from the inbox."""
+        self._add(
+            (
+                "XADD",
+                keys.inbox_dead_letters(self._pool),
+                "MAXLEN",
+                "~",
+                _DEAD_LETTERS_KEPT,
+                "*",
+                FIELD,
+                raw,
+                "entry",
+                entry_id,
+            )
+        )
+        self.acknowledge(entry_id)
+
+    def report_outcome(self, outcome: msgspec.Struct) -> None:
+        """Add a wire.RequestOutcome."""
+        self._add(("XADD", self._outcomes, "MAXLEN", "~", _OUTCOMES_KEPT, "*", FIELD, encode(outcome)))
+
+    async def run(self) -> None:
+        """Write until cancelled; while Redis is away, wait."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
+                try:
+                    await self._write(batch)
+                except RedisError as error:
+                    log.warning("outbox_waits", pool=self._pool, queued=len(self._queue), error=str(error))
+                    self._queue.extendleft(reversed(batch))
+                    await asyncio.sleep(_RETRY_S)
+
+    async def drain(self) -> None:
+        """Write what is queued now, once. For the end of a term."""
+        batch = list(self._queue)
+        self._queue.clear()
+        if batch:
+            await self._write(batch)
+
+    async def _write(self, batch: list[_Command]) -> None:
+        if len(batch) == 1:
+            await self._redis.execute_command(*batch[0])  # type: ignore[no-untyped-call]
+            return
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in batch:
+            pipeline.execute_command(*command)
+        await pipeline.execute()
+
+    def _add(self, command: _Command) -> None:
+        if len(self._queue) >= _MAX_QUEUED:
+            self.num_dropped += 1
+            return
+        self._queue.append(command)
+        self._wake.set()

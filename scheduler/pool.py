@@ -1,0 +1,279 @@
+"""One pool in one scheduler process: stand by, lead a term, stand by again.
+
+A term begins with the lease and ends with it. Everything the leader knows of requests lives in the term and
+dies with it; the next leader, here or elsewhere, finds it in Redis and on the workers (takeover.py).
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.lifecycle import RequestState
+from contracts.settlement import SettlementScripts
+from contracts.wire import FIELD
+from observability.metrics import Instruments
+from scheduler.attempts import Attempts
+from scheduler.book import Book
+from scheduler.dispatch import Dispatcher
+from scheduler.handoff import HandOffBudget, HandOffTimers
+from scheduler.inbox import Inbox
+from scheduler.intake import Intake
+from scheduler.leader import LeaderLease, LeadershipLost
+from scheduler.outbox import Outbox
+from scheduler.policy.cluster import Limits
+from scheduler.record import WriteAhead
+from scheduler.registry import WorkerRegistry
+from scheduler.settings import Settings, Timing
+from scheduler.settlement import DeadGateways
+from scheduler.takeover import Takeover
+
+log = structlog.get_logger()
+
+_BLOCK_S = 1.0
+_REDIS_RETRY_S = 0.2
+_UNHEARD_AFTER_S = 5.0
+"""How long an ended request waits for its outcome before its inbox entry is looked up."""
+
+
+class _OutcomeName(msgspec.Struct, frozen=True):
+    rid: str
+
+
+_outcome_name = msgspec.msgpack.Decoder(_OutcomeName).decode
+
+
+class PoolScheduler:
+    """Serves one pool, as leader or standby."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        settings: Settings,
+        instruments: Instruments,
+        limits: Limits | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._timing = timing or Timing()
+        self._limits = limits or Limits()
+        self._instruments = instruments
+        self.pool = pool
+        self.registry = WorkerRegistry(
+            redis,
+            pool,
+            scheduler_id=settings.id,
+            suspect_after_s=settings.suspect_after_s,
+            dead_after_s=settings.dead_after_s,
+            discover_s=self._timing.discover_s,
+        )
+        self.lease = LeaderLease(
+            redis,
+            pool,
+            settings.id,
+            ttl_s=self._timing.lease_ttl_s,
+            renew_s=self._timing.lease_renew_s,
+            poll_s=self._timing.elect_poll_s,
+        )
+        self.term: Term | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled, then give the lease up."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.registry.run())
+            tasks.create_task(self._stand_and_lead())
+
+    async def _stand_and_lead(self) -> None:
+        await self.registry.discovered.wait()
+        try:
+            while True:
+                epoch = await self.lease.acquire(lambda: self.registry.highest_epoch)
+                log.info("leading", pool=self.pool, scheduler_id=self._settings.id, epoch=epoch)
+                try:
+                    await self._lead()
+                except* LeadershipLost as lost:
+                    log.warning("leadership_lost", pool=self.pool, epoch=epoch, why=str(lost.exceptions[0]))
+                finally:
+                    self.term = None
+                    self.registry.follow()
+                await self.lease.release()
+        finally:
+            await self.lease.release()
+
+    async def _lead(self) -> None:
+        self.term = term = Term(
+            self._redis,
+            self.pool,
+            scheduler_id=self._settings.id,
+            lease=self.lease,
+            registry=self.registry,
+            instruments=self._instruments,
+            limits=self._limits,
+            timing=self._timing,
+        )
+        await term.run()
+
+
+class Term:
+    """One leader's term: all state about requests and the loops that drive it."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        scheduler_id: str,
+        lease: LeaderLease,
+        registry: WorkerRegistry,
+        instruments: Instruments,
+        limits: Limits,
+        timing: Timing,
+    ) -> None:
+        self._redis = redis
+        self._pool = pool
+        self._lease = lease
+        self._registry = registry
+        self._timing = timing
+        self._outcomes_key = keys.outcomes(pool)
+        self._outcomes_from = b"0-0"
+        self._deposed = asyncio.Event()
+        self.book = Book()
+        self.outbox = Outbox(redis, pool)
+        self.inbox = Inbox(redis, pool, scheduler_id)
+        self.num_pending = 0
+        self.dispatcher = Dispatcher(
+            pool,
+            book=self.book,
+            registry=registry,
+            lease=lease,
+            write_ahead=WriteAhead(redis, pool, lease),
+            outbox=self.outbox,
+            limits=limits,
+            instruments=instruments,
+        )
+        self.attempts = Attempts(
+            pool,
+            book=self.book,
+            dispatcher=self.dispatcher,
+            registry=registry,
+            hand_offs=HandOffTimers(minimum_s=timing.hand_off_min_s, factor=timing.hand_off_factor),
+            budget=HandOffBudget(),
+            stale_leader=self._deposed.set,
+        )
+        self.intake = Intake(pool, self.dispatcher, self.outbox)
+        self.takeover = Takeover(
+            redis,
+            pool,
+            intake=self.intake,
+            book=self.book,
+            dispatcher=self.dispatcher,
+            registry=registry,
+            attempts=self.attempts,
+        )
+        self._dead_gateways = DeadGateways(
+            redis,
+            pool,
+            book=self.book,
+            dispatcher=self.dispatcher,
+            outbox=self.outbox,
+            scripts=SettlementScripts(redis),
+            dead_after_s=timing.gateway_dead_after_s,
+        )
+
+    async def run(self) -> None:
+        """Take over, then serve. Raises LeadershipLost inside an exception group."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._lease.hold())
+            tasks.create_task(self._watch_deposed())
+            self._registry.lead(self._lease.epoch, self.takeover)
+            await self._take_over()
+            tasks.create_task(self.outbox.run())
+            tasks.create_task(self.dispatcher.run())
+            tasks.create_task(self._read_inbox())
+            tasks.create_task(self._read_outcomes())
+            tasks.create_task(self._tick())
+            tasks.create_task(self._sweep())
+
+    async def _watch_deposed(self) -> None:
+        await self._deposed.wait()
+        raise LeadershipLost("a worker has seen a higher epoch")
+
+    async def _take_over(self) -> None:
+        while True:
+            try:
+                last: Any = await self._redis.xrevrange(self._outcomes_key, count=1)
+                self._outcomes_from = last[0][0] if last else b"0-0"
+                await self.inbox.ensure_group()
+                await self.takeover.take_claimed(await self.inbox.claim_all())
+                break
+            except RedisError as error:
+                log.warning("take_over_failed", pool=self._pool, error=str(error))
+                await asyncio.sleep(_REDIS_RETRY_S)
+        self.takeover.caught_up()
+
+    async def _read_inbox(self) -> None:
+        while True:
+            try:
+                for entry in await self.inbox.read(_BLOCK_S):
+                    self.intake.take(entry)
+            except RedisError as error:
+                log.warning("inbox_failed", pool=self._pool, error=str(error))
+                await asyncio.sleep(_REDIS_RETRY_S)
+
+    async def _read_outcomes(self) -> None:
+        """Forget what gateways settled. Nothing waits for it, so it reads in batches."""
+        while True:
+            await asyncio.sleep(self._timing.outcome_poll_s)
+            try:
+                answer: Any = await self._redis.xread({self._outcomes_key: self._outcomes_from}, count=1000)
+            except RedisError as error:
+                log.warning("outcomes_failed", pool=self._pool, error=str(error))
+                continue
+            for _, rows in answer or ():
+                for entry_id, fields in rows:
+                    self._outcomes_from = entry_id
+                    try:
+                        self.dispatcher.forget(_outcome_name(fields[FIELD.encode()]).rid)
+                    except (KeyError, msgspec.MsgspecError):
+                        log.warning("bad_outcome", pool=self._pool, entry_id=entry_id.decode())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.tick_s)
+            self.attempts.tick()
+            self.dispatcher.tick()
+
+    async def _sweep(self) -> None:
+        """Look after what no message tells: dead gateways, lost outcomes, entries read by a former leader."""
+        while True:
+            await asyncio.sleep(self._timing.gateway_poll_s)
+            try:
+                await self._dead_gateways.look()
+                await self._forget_settled_unheard()
+                strays = await self.inbox.claim_strays()
+                if strays:
+                    await self.takeover.take_claimed(strays)
+                self.num_pending = await self.inbox.num_pending()
+            except RedisError as error:
+                log.warning("sweep_failed", pool=self._pool, error=str(error))
+
+    async def _forget_settled_unheard(self) -> None:
+        due_s = time.monotonic() - _UNHEARD_AFTER_S
+        ended = {
+            request.entry_id: request.rid
+            for request in self.book
+            if (request.ended_s is not None and request.ended_s < due_s)
+            or (request.asked_gateway and request.state is RequestState.DECODING)
+        }
+        if not ended:
+            return
+        for entry_id in await self.inbox.missing(list(ended)[:500]):
+            self.dispatcher.forget(ended[entry_id])

@@ -1,0 +1,53 @@
+"""Settings of the scheduler process, read from ``SCHEDULER_*``."""
+
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from contracts.environment import SettingsError
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One scheduler process. It serves every pool of the catalogue, as leader or standby of each."""
+
+    redis_url: str
+    catalog: Path
+    id: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
+    suspect_after_s: Positive = 0.3
+    """Silence of a worker's Control stream after which it gets no new requests."""
+    dead_after_s: Positive = 1.0
+    """Silence, or time without a stream, after which a worker's requests count as lost."""
+    metrics_listen: str = ""
+    """host:port of the metrics endpoint; empty = none."""
+    log_level: str = "INFO"
+    log_json: bool = True
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Periods and limits of time that operators do not set, seconds."""
+
+    discover_s: float = 0.5
+    tick_s: float = 0.1
+    lease_ttl_s: float = 1.5
+    lease_renew_s: float = 0.5
+    elect_poll_s: float = 0.2
+    gateway_poll_s: float = 1.0
+    gateway_dead_after_s: float = 3.0
+    hand_off_min_s: float = 5.0
+    hand_off_factor: float = 10.0
+    sweep_s: float = 2.0
+    outcome_poll_s: float = 0.2
+
+
+def metrics_address(listen: str) -> tuple[str, int]:
+    """Return host and port of `listen`; port 0 when it is empty. Raises SettingsError when it is neither."""
+    if not listen:
+        return "", 0
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isdigit():
+        raise SettingsError(f"SCHEDULER_METRICS_LISTEN: {listen!r} is not host:port")
+    return host, int(port)

@@ -1,0 +1,53 @@
+"""What a placed request looks like on the workers' Control streams."""
+
+from collections.abc import Iterator
+
+from contracts.lifecycle import HandOff, Phase
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import PHASE_TO_PB, sampling_to_pb
+from scheduler.book import Part, Request
+from scheduler.worker import Worker
+
+
+def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.ControlCommand]]:
+    """Yield one Submit per part of the current attempt, the decode side first.
+
+    The decode side goes first so that its room waits for the KV cache, never the other way round.
+    """
+    submit = request.submit
+    sampling = sampling_to_pb(submit.sampling)
+    prefill = next((part.worker for part in request.side(Phase.PREFILL)), None)
+    for part in (*request.streaming_parts, *request.side(Phase.PREFILL)):
+        message = pb.Submit(
+            id=attempt_id(request, part.sample),
+            leader_epoch=leader_epoch,
+            worker_epoch=part.worker.epoch,
+            phase=PHASE_TO_PB[part.phase],
+            gateway_id=submit.gateway_id,
+            deadline_unix_ms=submit.deadline_unix_ms,
+            prompt=submit.prompt,
+            sampling=sampling,
+            cache_salt=submit.cache_salt,
+            adapter=submit.adapter,
+            traceparent=submit.traceparent,
+        )
+        if prefill is not None:
+            _rendezvous(message, prefill, request.rooms[part.sample])
+        yield part, pb.ControlCommand(submit=message)
+
+
+def abort(request: Request, reason: str) -> pb.ControlCommand:
+    """Return the command that ends all samples of the current attempt on one worker."""
+    return pb.ControlCommand(abort=pb.Abort(id=attempt_id(request, 0), all_samples=True, reason=reason))
+
+
+def attempt_id(request: Request, sample: int) -> pb.AttemptId:
+    """Return the name of one sample of the current attempt."""
+    return pb.AttemptId(rid=request.rid_bytes, attempt=request.attempt, sample=sample)
+
+
+def _rendezvous(message: pb.Submit, prefill: Worker, room: int) -> None:
+    message.hand_off = HandOff.DIRECT.value
+    message.bootstrap_host = prefill.registration.bootstrap_host
+    message.bootstrap_port = prefill.registration.bootstrap_port
+    message.bootstrap_room = room

@@ -1,0 +1,252 @@
+"""What a new leader does with the work of the one before.
+
+1. Claim every pending inbox entry and read the in-flight records.
+2. A submit without a record was never dispatched: queue it.
+3. A submit with a record waits until it is known how its workers stand: their Inventory came, or they are
+   dead or gone. Then: running or finished there = adopt as it is; on no reachable worker = another attempt,
+   by the same rules as after a loss (attempts.py).
+4. Aborts and continuations are acted on as always, after the submits before them.
+5. Reports that arrive before their request is decided are held back and replayed.
+"""
+
+import structlog
+from redis.asyncio import Redis
+
+from contracts import keys
+from contracts.identity import rid_from_bytes
+from contracts.lifecycle import Phase, RequestState
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Inflight, Submit, WorkerRef
+from scheduler.attempts import Attempts
+from scheduler.book import Book, Part, PartState, Request
+from scheduler.dispatch import Dispatcher
+from scheduler.inbox import Entry
+from scheduler.intake import Intake
+from scheduler.record import decode_record
+from scheduler.registry import WorkerRegistry
+from scheduler.worker import Standing, Worker
+
+log = structlog.get_logger()
+
+_MGET_BATCH = 500
+
+
+class Takeover:
+    """The adoption of one term's inheritance. Listens to the registry in front of Attempts."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        intake: Intake,
+        book: Book,
+        dispatcher: Dispatcher,
+        registry: WorkerRegistry,
+        attempts: Attempts,
+    ) -> None:
+        self._redis = redis
+        self._pool = pool
+        self._intake = intake
+        self._book = book
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._attempts = attempts
+        self._caught_up = False
+        self._undecided: dict[str, tuple[Request, Inflight]] = {}
+        self._inventories: dict[Worker, pb.Inventory] = {}
+        self._held: list[tuple[Worker, pb.ControlReport]] = []
+
+    # -- the registry's listener -------------------------------------------------------------------
+
+    def capacity_changed(self) -> None:
+        """Try those who wait."""
+        self._attempts.capacity_changed()
+
+    def worker_up(self, worker: Worker, inventory: pb.Inventory) -> None:
+        """Decide what waited for this worker; compare the rest with the book."""
+        self._inventories[worker] = inventory
+        if self._caught_up:
+            self._decide()
+            self._reconcile(worker, inventory)
+            self._replay()
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Decide what waited for this worker."""
+        self._inventories.pop(worker, None)
+        self._attempts.worker_lost(worker)
+        if self._caught_up:
+            self._decide()
+            self._replay()
+
+    def worker_reported(self, worker: Worker, report: pb.ControlReport) -> None:
+        """Pass a report on, or hold it while its request is undecided."""
+        if not self._caught_up or (self._undecided and _rid_of(report) in self._undecided):
+            self._held.append((worker, report))
+        else:
+            self._attempts.worker_reported(worker, report)
+
+    # -- claims ------------------------------------------------------------------------------------
+
+    async def take_claimed(self, entries: list[Entry]) -> None:
+        """Take in entries that another leader had read. Raises redis.exceptions.RedisError."""
+        records = await self._records(entries)
+        num_new = 0
+        for entry in entries:
+            message = self._intake.read(entry)
+            if not isinstance(message, Submit) or message.rid in self._book:
+                self._intake.take(entry)
+                continue
+            request = self._intake.admit_claimed(message, entry[0])
+            if request is None:
+                continue
+            record = records.get(message.rid)
+            if record is None:
+                num_new += 1
+                self._dispatcher.enqueue(request)
+            else:
+                request.attempt = record.attempt
+                self._undecided[message.rid] = (request, record)
+        if entries:
+            log.info("claimed", pool=self._pool, num_entries=len(entries), never_dispatched=num_new)
+        if self._caught_up:
+            self._decide()
+
+    def caught_up(self) -> None:
+        """Every pending entry is in the book: decide, and end what nobody asked for."""
+        self._caught_up = True
+        self._attempts.caught_up = True
+        self._decide()
+        for worker, inventory in list(self._inventories.items()):
+            self._reconcile(worker, inventory)
+        self._replay()
+
+    async def _records(self, entries: list[Entry]) -> dict[str, Inflight]:
+        rids = [m.rid for m in map(self._intake.read, entries) if isinstance(m, Submit)]
+        found: dict[str, Inflight] = {}
+        for start in range(0, len(rids), _MGET_BATCH):
+            batch = rids[start : start + _MGET_BATCH]
+            answers: list[bytes | None] = await self._redis.mget([keys.inflight(self._pool, rid) for rid in batch])
+            found.update({rid: decode_record(raw) for rid, raw in zip(batch, answers, strict=True) if raw})
+        return found
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Decide all whose workers' standing is known."""
+        for request, record in list(self._undecided.values()):
+            refs = [record.decode] + ([record.prefill] if record.prefill is not None else [])
+            if any(self._is_connecting(ref) for ref in refs):
+                continue
+            del self._undecided[request.rid]
+            if self._book.get(request.rid) is request:
+                self._adopt(request, record)
+
+    def _is_connecting(self, ref: WorkerRef) -> bool:
+        worker = self._registry.get(ref.worker_id, ref.epoch)
+        return worker is not None and worker.standing is Standing.CONNECTING
+
+    def _adopt(self, request: Request, record: Inflight) -> None:
+        request.path, request.rooms = record.path, record.rooms
+        request.decode_ref, request.prefill_ref = record.decode, record.prefill
+        if request.state is not RequestState.QUEUED:  # aborted while undecided: end what runs
+            request.stop_requested = True
+        decode = _Side(request, record.decode, Phase.DECODE if record.prefill else Phase.UNIFIED, self)
+        prefill = _Side(request, record.prefill, Phase.PREFILL, self) if record.prefill is not None else None
+        if request.state is RequestState.QUEUED:
+            request.move(RequestState.PREFILLING)
+        for side in (prefill, decode):
+            if side is not None:
+                side.enter(self._dispatcher)
+        how = self._judge(request, decode, prefill)
+        log.info("inherited", pool=self._pool, rid=request.rid, attempt=request.attempt, how=how)
+        for side in (prefill, decode):
+            if side is not None and side.worker is not None:
+                for final in side.finals:
+                    self._attempts.final(side.worker, final)
+        self._dispatcher.end_if_stopped(request)
+
+    def _judge(self, request: Request, decode: "_Side", prefill: "_Side | None") -> str:
+        """Decide one request by where its parts are; return what was decided."""
+        if request.stop_requested:
+            self._dispatcher.stop_parts(request, "aborted")
+            return "aborted"
+        if decode.reachable:
+            unsent = decode.absent or (prefill is not None and prefill.reachable and prefill.absent)
+            if unsent and not decode.all_final:
+                # The old leader died between its record and its submits: nothing can have been streamed.
+                self._dispatcher.retry(request, "not_submitted")
+                return "not_submitted"
+            if prefill is None or not prefill.reachable:
+                request.move(RequestState.DECODING)
+            if prefill is not None and not prefill.reachable and not decode.all_final:
+                self._attempts.watch_hand_off(request)
+            return "adopted"
+        if prefill is not None and prefill.reachable and not prefill.all_final:
+            self._dispatcher.retry(request, "worker_lost")  # still computing, or never began
+            return "worker_lost"
+        request.move(RequestState.DECODING)
+        self._dispatcher.ask_gateway(request, "worker_lost")
+        return "asked_gateway"
+
+    def _reconcile(self, worker: Worker, inventory: pb.Inventory) -> None:
+        self._attempts.reconcile(worker, inventory, undecided=self._undecided)
+
+    def _replay(self) -> None:
+        held, self._held = self._held, []
+        for worker, report in held:
+            self.worker_reported(worker, report)
+
+    def inventory_of(self, ref: WorkerRef) -> tuple[Worker | None, pb.Inventory | None]:
+        """Return this life of a worker and its first Inventory of the term; None where there is none."""
+        worker = self._registry.get(ref.worker_id, ref.epoch)
+        return worker, self._inventories.get(worker) if worker is not None else None
+
+
+class _Side:
+    """The parts of one recorded attempt on one worker, as the worker's Inventory shows them."""
+
+    def __init__(self, request: Request, ref: WorkerRef, phase: Phase, takeover: Takeover) -> None:
+        self.worker, inventory = takeover.inventory_of(ref)
+        self.reachable = inventory is not None
+        self._request = request
+        self._phase = phase
+        self.finals: list[pb.Final] = []
+        self._running: set[int] = set()
+        if inventory is not None:
+            self.finals = [f for f in inventory.finals if self._is_mine(f.id, f.phase)]
+            self._running = {r.id.sample for r in inventory.running if self._is_mine(r.id, r.phase)}
+        present = self._running | {f.id.sample for f in self.finals}
+        self.absent = len(present) < request.submit.num_samples
+        self.all_final = len(self.finals) >= request.submit.num_samples and not any(
+            not FINISH_FROM_PB[f.reason].complete for f in self.finals
+        )
+
+    def _is_mine(self, name: pb.AttemptId, phase: pb.Phase) -> bool:
+        return (
+            name.rid == self._request.rid_bytes
+            and name.attempt == self._request.attempt
+            and PHASE_FROM_PB.get(phase) is self._phase
+        )
+
+    def enter(self, dispatcher: Dispatcher) -> None:
+        """Add the parts to the request; those of an unreachable worker as lost, for it may come back."""
+        if self.worker is None:
+            return
+        for sample in range(self._request.submit.num_samples):
+            part = Part(self.worker, self._phase, sample, PartState.LOST)
+            self._request.parts[self._phase, sample] = part
+            if sample in self._running:
+                part.state = PartState.ACCEPTED
+                dispatcher.charge(self._request, part)
+            elif self.reachable:
+                part.state = PartState.SENT
+        if self.worker not in self._request.workers:
+            self._request.workers.append(self.worker)
+
+
+def _rid_of(report: pb.ControlReport) -> str:
+    kind = report.WhichOneof("report")
+    if kind in ("accepted", "rejected", "prefill_done", "final", "delivered"):
+        return rid_from_bytes(getattr(report, kind).id.rid)
+    return ""

@@ -1,0 +1,178 @@
+"""One worker as the scheduler knows it: what it registered, what it last said, what it was given since."""
+
+import enum
+
+import msgspec
+
+from contracts.lifecycle import WorkerState
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import ROLE_FROM_PB, STATE_FROM_PB, Registration, WorkerRef
+from scheduler.policy.cluster import Compatibility, WorkerView
+
+ChargeKey = tuple[str, int, int]
+"""rid, attempt, sample."""
+
+
+class Standing(enum.StrEnum):
+    """How far the Control stream of a worker can be trusted."""
+
+    CONNECTING = "connecting"  # no Inventory yet
+    UP = "up"
+    SUSPECT = "suspect"  # silent or reset: gets nothing new, its work is left alone
+    DEAD = "dead"  # its work is lost
+
+
+class Charge(msgspec.Struct):
+    """What one submitted engine request takes from its worker until its Final."""
+
+    kv_tokens: int
+    prefill_tokens: int  # not yet computed
+
+
+class Worker:
+    """Registration, pushed status and local accounting of one life (epoch) of a worker.
+
+    Load = what was submitted and has no Final yet (`charges`), plus what the last Status showed
+    beyond that (`_foreign_*`, never below zero). A Final counts at once; a Status corrects the rest.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+        self.worker_id = registration.worker_id
+        self.epoch = registration.epoch
+        self.role = registration.role
+        self.state = registration.state
+        self.leased = True
+        self.standing = Standing.CONNECTING
+        self.rejecting = False  # refused a submit; trusted again with its next Status
+        self.transfer_p50_ms = 0.0
+        self.charges: dict[ChargeKey, Charge] = {}
+        self._charged_kv = 0
+        self._charged_prefill = 0
+        self._foreign_requests = 0
+        self._foreign_kv = 0
+        self._foreign_prefill = 0
+        self._kv_capacity = registration.kv_capacity_tokens
+        self._pairs_with = _compatibility(registration)
+        self._view: WorkerView | None = None
+
+    @property
+    def ref(self) -> WorkerRef:
+        """Where this life of the worker is."""
+        return WorkerRef(worker_id=self.worker_id, epoch=self.epoch, address=self.registration.address)
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests may be placed here."""
+        return self.standing is Standing.UP and self.leased and not self.rejecting and self.state is WorkerState.READY
+
+    @property
+    def num_requests(self) -> int:
+        """Running and waiting engine requests."""
+        return len(self.charges) + self._foreign_requests
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens held or promised."""
+        return self._charged_kv + self._foreign_kv
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """KV tokens the worker has room for."""
+        return self._kv_capacity
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Prompt tokens accepted and not yet computed."""
+        return self._charged_prefill + self._foreign_prefill
+
+    def view(self) -> WorkerView:
+        """Return the worker as policy sees it; the same object until something changes."""
+        if self._view is None:
+            r = self.registration
+            self._view = WorkerView(
+                worker_id=self.worker_id,
+                epoch=self.epoch,
+                role=self.role,
+                ready=self.ready,
+                pairs_with=self._pairs_with,
+                hand_offs=frozenset(r.hand_offs),
+                max_running=r.max_running,
+                context_tokens=r.context_tokens,
+                kv_capacity_tokens=self._kv_capacity,
+                num_requests=self.num_requests,
+                kv_tokens=self.kv_tokens,
+                queued_prefill_tokens=self.queued_prefill_tokens,
+                zone=r.zone,
+            )
+        return self._view
+
+    def touch(self) -> None:
+        """Forget the cached view after a change of a public attribute."""
+        self._view = None
+
+    def register(self, registration: Registration) -> None:
+        """Take a newer lease value of the same life."""
+        if self.standing is Standing.CONNECTING:
+            self.role, self.state = registration.role, registration.state
+        self.registration = registration
+        self._pairs_with = _compatibility(registration)
+        self._view = None
+
+    def report(self, status: pb.Status) -> None:
+        """Take a pushed status."""
+        self.role = ROLE_FROM_PB.get(status.role, self.role)
+        self.state = STATE_FROM_PB.get(status.state, WorkerState.UNHEALTHY)
+        self.rejecting = False
+        self.transfer_p50_ms = status.transfer_p50_ms
+        self._kv_capacity = status.kv_capacity_tokens or self._kv_capacity
+        self._foreign_requests = max(0, status.num_running + status.num_waiting - len(self.charges))
+        self._foreign_kv = max(0, status.kv_used_tokens - self._charged_kv)
+        self._foreign_prefill = max(0, status.prefill_queue_tokens - self._charged_prefill)
+        self._view = None
+
+    def charge(self, key: ChargeKey, *, kv_tokens: int, prefill_tokens: int) -> None:
+        """Count an engine request that is about to be submitted."""
+        self.release(key)
+        self.charges[key] = Charge(kv_tokens, prefill_tokens)
+        self._charged_kv += kv_tokens
+        self._charged_prefill += prefill_tokens
+        self._view = None
+
+    def prefill_computed(self, key: ChargeKey) -> None:
+        """Count the prompt of an engine request as computed."""
+        charge = self.charges.get(key)
+        if charge is not None:
+            self._charged_prefill -= charge.prefill_tokens
+            charge.prefill_tokens = 0
+            self._view = None
+
+    def release(self, key: ChargeKey) -> bool:
+        """Stop counting an engine request; return whether it was counted."""
+        charge = self.charges.pop(key, None)
+        if charge is None:
+            return False
+        self._charged_kv -= charge.kv_tokens
+        self._charged_prefill -= charge.prefill_tokens
+        self._view = None
+        return True
+
+    def release_all(self) -> None:
+        """Stop counting everything."""
+        self.charges.clear()
+        self._charged_kv = self._charged_prefill = 0
+        self._view = None
+
+    @property
+    def num_computing(self) -> int:
+        """Submitted engine requests whose prompt is not computed yet."""
+        return sum(1 for charge in self.charges.values() if charge.prefill_tokens)
+
+
+def _compatibility(r: Registration) -> Compatibility:
+    return Compatibility(
+        model_revision=r.model_revision,
+        kv_dtype=r.kv_dtype,
+        page_size=r.page_size,
+        transfer_backend=r.transfer_backend,
+    )
