@@ -278,11 +278,12 @@ async def unified_bench(
         leader = Leader(worker.address)
         await leader.open(tasks)
         await gateway.attach(tasks, epoch=worker.epoch)
+        bench = Bench(worker, gateway, leader, tasks)
         try:
-            yield Bench(worker, gateway, leader, tasks)
+            yield bench
         finally:
-            await gateway.detach()
-            await leader.close()
+            await bench.gateway.detach()
+            await bench.leader.close()
 
 
 class Pair:
