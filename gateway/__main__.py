@@ -1,0 +1,78 @@
+"""The gateway process: `python -m gateway`. Settings: `GATEWAY_*`.
+
+granian serves in this process, on this event loop: nothing forks, so `kill -9` leaves nothing behind
+and the gateway's tasks and its HTTP handlers share one loop. (Measured against granian's own process
+manager with 64 streams in 20 ms steps: the same CPU per token.)
+
+SIGTERM: no new connections; running streams get `shutdown_grace_s` to end by themselves, then break off
+with an error event; settlements drain; exit.
+"""
+
+import asyncio
+import os
+import signal
+import uuid
+
+import structlog
+import uvloop
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from contracts.catalog import CatalogError, read_catalog
+from contracts.environment import SettingsError, from_env
+from gateway.app import Gateway, create_app
+from gateway.settings import Settings
+from observability.telemetry import Telemetry, configure_logging
+
+log = structlog.get_logger()
+
+_BACKLOG = 1024
+_BACKPRESSURE = 16_384
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    try:
+        catalog = read_catalog(settings.catalog)
+        host, port = settings.address
+    except (CatalogError, ValueError) as error:
+        raise SettingsError(str(error)) from None
+    gateway_id = str(uuid.uuid4())
+    telemetry = Telemetry("gateway", gateway_id)
+    gateway = Gateway(settings, catalog, telemetry, gateway_id=gateway_id)
+    server = Server(
+        create_app(gateway, telemetry),
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        websockets=False,
+        log_enabled=False,
+        backlog=_BACKLOG,
+        backpressure=_BACKPRESSURE,
+    )
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        gateway.chat.stopping = True
+        server.stop()  # type: ignore[no-untyped-call]
+        loop.call_later(settings.shutdown_grace_s, gateway.stop_streams)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    log.info("gateway_starting", gateway_id=gateway_id, listen=settings.listen, pid=os.getpid())
+    try:
+        await server.serve()
+    except OSError as error:
+        raise SettingsError(f"GATEWAY_LISTEN: cannot listen on {settings.listen}: {error}") from None
+    log.info("gateway_stopped", gateway_id=gateway_id)
+
+
+def main() -> None:
+    """Read the settings and serve."""
+    settings = from_env(Settings, "GATEWAY_", os.environ)
+    configure_logging("gateway", level=settings.log_level, json=settings.log_json)
+    uvloop.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

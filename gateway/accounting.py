@@ -1,0 +1,161 @@
+"""From what the workers and the scheduler said to the one usage event of a request. Pure."""
+
+from collections.abc import Mapping
+
+from contracts import rating
+from contracts.lifecycle import HandOff, Path, Phase
+from contracts.rating import Tokens
+from contracts.slo import SloTarget, Timings, met
+from contracts.units import Nano
+from contracts.usage import Outcome, UsageEvent
+from contracts.wire import Placed
+from gateway.slots import Slot
+from gateway.terms import Ending, Terms
+
+Slots = Mapping[int, Slot]
+
+
+def usage_event(
+    terms: Terms,
+    ending: Ending,
+    *,
+    attempt: int,
+    accepted: bool,
+    placed: Placed | None,
+    streams: Slots,
+    prefills: Slots,
+    timings: Timings | None,
+) -> UsageEvent:
+    """Return the event of a request that ended.
+
+    Args:
+        terms: what was agreed at admission.
+        ending: how it ended.
+        attempt: the current one, 0 = never placed.
+        accepted: whether a token of it reached the gateway.
+        placed: the notice about this attempt, if it came.
+        streams: decode or unified slots by sample.
+        prefills: prefill slots by sample.
+        timings: what the client saw.
+    """
+    owner, outcome = terms.owner, ending.outcome
+    tokens, reasoning_tokens, estimated = count(
+        streams, prefills, accepted=accepted, attempt=attempt, prompt_tokens=terms.prompt_tokens
+    )
+    slo_met: bool | None = None
+    if outcome is Outcome.FINISHED:
+        slo_met = met(timings, owner.slo) if timings is not None else None
+    elif outcome is Outcome.INTERRUPTED:
+        slo_met = False
+    first = streams.get(0)
+    path, hand_off = _path(placed, first)
+    return UsageEvent(
+        rid=terms.rid,
+        org=owner.org,
+        project=owner.project,
+        key_id=owner.key_id,
+        model=owner.model,
+        pool=terms.pool,
+        tier=owner.tier,
+        outcome=outcome,
+        cause=ending.cause,
+        finish_reason=first.reason if first is not None and first.reason is not None else "",
+        tokens=tokens,
+        reasoning_tokens=reasoning_tokens,
+        price=owner.price,
+        cost=rating.cost(tokens, owner.price) if outcome.billable else Nano(0),
+        path=path,
+        hand_off=hand_off,
+        attempts=max(1, attempt),
+        stream=terms.stream,
+        prefill_worker=_worker(prefills, placed.prefill.worker_id if placed and placed.prefill else ""),
+        decode_worker=_worker(streams, placed.decode.worker_id if placed else ""),
+        timings=timings,
+        slo_met=slo_met,
+        estimated=estimated,
+        simulated=owner.simulated,
+    )
+
+
+def count(
+    streams: Slots, prefills: Slots, *, accepted: bool, attempt: int, prompt_tokens: int
+) -> tuple[Tokens, int, bool]:
+    """Return the meters, the reasoning tokens in them, and whether any number is unconfirmed.
+
+    Prompt meters come from sample 0's prefill; decode is the sum over the samples.
+    """
+    decode = reasoning = 0
+    estimated = False
+    for slot in streams.values():
+        if slot.reason is None:
+            estimated = True
+            decode += slot.num_tokens
+        else:
+            decode += slot.counts.completion_tokens
+            reasoning += slot.counts.reasoning_tokens
+    first = streams.get(0)
+    source = prefills.get(0) if first is None or first.phase is Phase.DECODE else first
+    if source is not None and source.reason is not None:
+        prompt, cached = source.counts.prompt_tokens, source.counts.cached_tokens
+    elif first is not None and first.counts.prompt_tokens:
+        prompt, cached, estimated = first.counts.prompt_tokens, first.counts.cached_tokens, True
+    else:  # tokens prove that the prompt was computed; without them nobody confirmed any work
+        prompt, cached = prompt_tokens if accepted else 0, 0
+        estimated = attempt > 0
+    cached = min(cached, prompt)
+    return Tokens(prefill_computed=prompt - cached, prefill_cached=cached, decode=decode), reasoning, estimated
+
+
+def timings_of(
+    terms: Terms,
+    *,
+    streams: Slots,
+    prefills: Slots,
+    first_sent_s: float | None,
+    queue_ms: float,
+    now_s: float,
+) -> Timings:
+    """Return what the client saw of a request with at least one token. Times are of the loop's clock."""
+    first_s = now_s if first_sent_s is None else first_sent_s  # None: the only chunk leaves with the end
+    stream, prefill = streams.get(0), prefills.get(0)
+    prefill_ms = 0.0
+    if prefill is not None:
+        prefill_ms = prefill.stages.queue_ms + prefill.stages.compute_ms
+    elif stream is not None:
+        prefill_ms = stream.stages.first_token_ms
+    return Timings(
+        ttft_ms=(first_s - terms.arrived_s) * 1000,
+        decode_ms=(now_s - first_s) * 1000,
+        decode_tokens=sum(slot.counts.completion_tokens or slot.num_tokens for slot in streams.values()),
+        queue_ms=queue_ms,
+        prefill_ms=prefill_ms,
+        transfer_ms=stream.stages.transfer_ms if stream is not None else 0.0,
+        total_ms=(now_s - terms.arrived_s) * 1000,
+    )
+
+
+def blamed(event: UsageEvent, target: SloTarget) -> str:
+    """Return the stage to blame for a missed target: a label of `pdgate_request_slo`."""
+    timings = event.timings
+    if event.slo_met is not False:
+        return "none"
+    if timings is None or event.outcome is not Outcome.FINISHED:
+        return "failed"
+    if target.ttft_ms is None or timings.ttft_ms <= target.ttft_ms:
+        return "decode"
+    stages = {"queue": timings.queue_ms, "prefill": timings.prefill_ms, "transfer": timings.transfer_ms}
+    stages["gateway"] = timings.ttft_ms - sum(stages.values())
+    return max(stages, key=lambda stage: stages[stage])
+
+
+def _path(placed: Placed | None, first: Slot | None) -> tuple[Path | None, HandOff | None]:
+    """Return path and hand-off: from the notice, or from the phase of what streamed."""
+    if placed is not None:
+        return placed.path, placed.hand_off
+    if first is None:
+        return None, None
+    return (Path.PD, HandOff.DIRECT) if first.phase is Phase.DECODE else (Path.UNIFIED, None)
+
+
+def _worker(slots: Slots, default: str) -> str:
+    return slots[0].worker_id if 0 in slots else default

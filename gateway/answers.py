@@ -1,0 +1,105 @@
+"""The HTTP answers to a started request: an event stream, or one JSON body.
+
+Both watch for the client's disconnect from the first moment. It is an event for the generation, which
+then lets the output end; nothing is cancelled, so nothing has to be cleaned up by awaiting.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+
+from gateway.chat import Started
+from gateway.outputs import EventStream, WholeAnswer
+
+HEAD_WAIT_S: Final = 10.0
+CLIENT_CLOSED_REQUEST: Final = 499
+
+StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class Watchers:
+    """Owns the tasks that wait for clients to leave."""
+
+    def __init__(self) -> None:
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Own the watchers until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await asyncio.Event().wait()
+
+    def watch(self, receive: Receive, left: Callable[[], None]) -> "asyncio.Task[None]":
+        """Call `left` when the client disconnects; the caller cancels the task when it has answered."""
+        assert self._tasks is not None, "watchers run from the start of the application"
+        return self._tasks.create_task(_wait_for_disconnect(receive, left))
+
+
+async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    left()
+
+
+class StreamAnswer(ASGIResponse):
+    """Sends frames as they come. Litestar's own `Stream` cancels its iterator; here the source ends it."""
+
+    __slots__ = ("_output", "_started", "_watchers")
+
+    _should_set_content_length = False
+
+    def __init__(self, started: Started, output: EventStream, watchers: Watchers) -> None:
+        headers = {**started.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream", status_code=200)
+        self._started = started
+        self._output = output
+        self._watchers = watchers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the head, then send frames until the output ends."""
+        del scope
+        generation, output = self._started.generation, self._output
+        watcher = self._watchers.watch(receive, generation.client_left)
+        try:
+            await output.head(HEAD_WAIT_S)
+            if output.refusal is not None:
+                raise output.refusal
+            processing_ms = (asyncio.get_running_loop().time() - generation.terms.arrived_s) * 1000
+            self.headers.add("openai-processing-ms", str(int(processing_ms)))
+            await self.start_response(send)
+            async for frame in output.frames():
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watcher.cancel()
+            generation.client_left()  # changes nothing after a proper end
+
+
+async def whole_answer(started: Started, output: WholeAnswer, receive: Receive, watchers: Watchers) -> ASGIResponse:
+    """Wait for the whole answer and return it. Raises what broke it off."""
+    generation = started.generation
+    watcher = watchers.watch(receive, generation.client_left)
+    try:
+        await output.ended()
+    finally:
+        watcher.cancel()
+        generation.client_left()
+    if output.refusal is not None:
+        raise output.refusal
+    if output.event is None:
+        return ASGIResponse(body=b"", status_code=CLIENT_CLOSED_REQUEST, media_type="text/plain")
+    body = output.body(output.event)
+    processing_ms = (asyncio.get_running_loop().time() - generation.terms.arrived_s) * 1000
+    headers = {
+        **started.headers,
+        "x-pdgate-path": str(output.event.path or ""),
+        "x-pdgate-cached-tokens": str(output.event.tokens.prefill_cached),
+        "x-pdgate-attempts": str(output.event.attempts),
+        "x-pdgate-cost": body.pdgate.cost,
+        "openai-processing-ms": str(int(processing_ms)),
+    }
+    return ASGIResponse(body=msgspec.json.encode(body), media_type="application/json", headers=headers)

@@ -1,0 +1,217 @@
+"""The one place that builds a gateway: its parts, its owned tasks and the Litestar application."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+from litestar import Litestar
+from litestar.exceptions import HTTPException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from contracts.catalog import Catalog
+from contracts.environment import asyncpg_url
+from contracts.errors import ServingError
+from contracts.settlement import SettlementScripts
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import InboxEntry
+from gateway.admission import Admission
+from gateway.answers import Watchers
+from gateway.auth import Authenticator
+from gateway.chat import Chat
+from gateway.errors import Edge
+from gateway.fleet import Fleet
+from gateway.inbox import Inbox
+from gateway.journal import Journal
+from gateway.lease import Lease
+from gateway.lookup import Lookup
+from gateway.models import Models
+from gateway.notices import Notices
+from gateway.prices import Prices
+from gateway.prompt import PromptWorkshop
+from gateway.records import Records
+from gateway.routes.chat import chat_routes
+from gateway.routes.health import health_routes
+from gateway.routes.models import model_routes
+from gateway.routes.requests import request_routes
+from gateway.settings import Settings
+from gateway.settlement import Settlement
+from gateway.table import LiveTable
+from gateway.tenants import Tenants
+from gateway.terms import Closed
+from observability.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+DRAIN_S: Final = 0.8
+_RESTART_S: Final = 0.5
+_TICK_S: Final = 1.0
+
+
+class Outward:
+    """What generations set in motion, passed to the parts that do it."""
+
+    def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement) -> None:
+        self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
+        self.attached: Callable[[str], bool] = fleet.attached
+        self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
+        self.settle: Callable[[Closed], None] = settlement.offer
+
+
+class Gateway:
+    """The parts of one gateway process. Building it connects to nothing."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
+        self.settings = settings
+        self.gateway_id = gateway_id
+        self.redis = Redis.from_url(settings.redis_url, socket_timeout=2.0, socket_connect_timeout=1.0)
+        self._blocking_redis = Redis.from_url(settings.redis_url, socket_timeout=4.0, socket_connect_timeout=1.0)
+        self.engine = create_async_engine(
+            asyncpg_url(settings.database_url),
+            pool_size=4,
+            max_overflow=4,
+            pool_timeout=2.0,
+            connect_args={"timeout": 2.0, "command_timeout": 5.0},
+        )
+        scripts = SettlementScripts(self.redis)
+        self.table = LiveTable()
+        self.workshop = PromptWorkshop(threads=settings.tokenizer_threads)
+        self.prices = Prices(self.engine)
+        self.fleet = Fleet(self.redis, catalog, self.table, gateway_id=gateway_id, period_s=settings.discovery_s)
+        self.models = Models(catalog, settings.models_dir, prices=self.prices, fleet=self.fleet, workshop=self.workshop)
+        self.auth = Authenticator(
+            Tenants(self.engine), self.redis, max_entries=settings.key_cache_entries, now_s=time.monotonic
+        )
+        self.inbox = Inbox(self.redis)
+        self.settlement = Settlement(
+            self.redis,
+            scripts,
+            Journal(settings.journal_dir, gateway_id, max_bytes=settings.journal_max_bytes),
+            Records(telemetry.instruments),
+            max_waiting=settings.settlements_in_memory,
+        )
+        self.chat = Chat(
+            settings,
+            gateway_id=gateway_id,
+            catalog=catalog,
+            auth=self.auth,
+            models=self.models,
+            prices=self.prices,
+            workshop=self.workshop,
+            admission=Admission(scripts, self.auth),
+            fleet=self.fleet,
+            inbox=self.inbox,
+            table=self.table,
+            effects=Outward(self.fleet, self.inbox, self.settlement),
+        )
+        self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
+        self.watchers = Watchers()
+        self._notices = Notices(self._blocking_redis, self.table, self.fleet, gateway_id=gateway_id)
+        self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
+        telemetry.instruments.observe("pdgate_streams", lambda: [(len(self.table), {})], "Requests in this gateway.")
+        telemetry.instruments.observe(
+            "pdgate_settlements_waiting",
+            lambda: [(self.settlement.num_waiting, {})],
+            "Requests that ended and are not settled.",
+        )
+
+    def stop_streams(self) -> None:
+        """Take no more requests and break off those that run."""
+        self.chat.stopping = True
+        for generation in self.table:
+            generation.gateway_stops()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run all owned tasks; at the end settle what is left, then let go of everything."""
+        self.settlement.recover()
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "lease": self._lease.run,
+            "fleet": self.fleet.run,
+            "prices": self.prices.run,
+            "models": self.models.run,
+            "notices": self._notices.run,
+            "inbox": self.inbox.run,
+            "settlement": self.settlement.run,
+            "watchers": self.watchers.run,
+            "ticks": self._tick,
+        }
+        # The consumer of this context is the server, not a caller's code, so the scope may span the yield.
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(_keep(name, run), name=name) for name, run in loops.items()]
+            try:
+                yield
+            finally:
+                await self._drain()
+                for task in running:
+                    task.cancel()
+        self.settlement.close()
+        await self._lease.release()
+        self.workshop.close()
+        await self.redis.aclose()
+        await self._blocking_redis.aclose()
+        await self.engine.dispose()
+
+    async def _drain(self) -> None:
+        self.stop_streams()
+        for generation in self.table:
+            generation.close_now()
+        await self.settlement.drain(DRAIN_S)
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = loop.time()
+            for generation in self.table:
+                generation.output.tick(now_s)
+
+
+async def _keep(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop; after a fault of ours log it and begin again, since streams depend on the others."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("loop_failed", loop=name)
+            await asyncio.sleep(_RESTART_S)
+        else:
+            return
+
+
+def create_app(gateway: Gateway, telemetry: Telemetry) -> Litestar:
+    """Return the HTTP application of a gateway."""
+
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    edge = Edge(telemetry.instruments)
+    return Litestar(
+        route_handlers=[
+            *chat_routes(gateway.chat, gateway.watchers, max_body_bytes=gateway.settings.max_body_bytes),
+            *model_routes(gateway.auth, gateway.models, gateway.prices),
+            *request_routes(gateway.auth, gateway.lookup),
+            *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
+        ],
+        lifespan=[lifespan],
+        exception_handlers={
+            ServingError: edge.serving_error,
+            HTTPException: edge.http_error,
+            Exception: edge.unexpected,
+        },
+        openapi_config=OpenAPIConfig(
+            title="pdgate",
+            version="1",
+            description="OpenAI-compatible gateway with phase-split billing.",
+            path="/schema",
+            render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
+        ),
+        logging_config=None,
+    )

@@ -1,0 +1,197 @@
+"""The Attach stream to one worker: tokens in, acknowledgements and aborts out.
+
+1. Connect, say who we are and which batch was processed last; the worker replays what follows.
+2. For each StepBatch: open slots, push chunks into them, finish them. Repeated sequence numbers are
+   skipped, so nothing is written twice.
+3. Acknowledge at once when a batch held an end (that makes it billable), otherwise every few batches,
+   before the worker's ring is full.
+4. When the stream breaks, connect again. Slots stay, since the worker's ring bridges the gap; they are
+   lost when the worker says so, when it comes back with another epoch, or when the fleet gives it up.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import grpc.aio
+import structlog
+
+from contracts.identity import rid_from_bytes
+from contracts.v1 import worker_pb2 as pb
+from contracts.v1 import worker_pb2_grpc
+from contracts.wire import PHASE_FROM_PB, VERSION, WorkerRef
+from gateway.slots import Slot
+from gateway.table import LiveTable
+
+log = structlog.get_logger()
+
+ACK_EVERY: Final = 32
+"""Batches between acknowledgements: 8,192 chunks of 256 streams, an eighth of the worker's ring."""
+
+_RETRY_FIRST_S: Final = 0.02
+_RETRY_LAST_S: Final = 0.5
+_MAX_ABORTS: Final = 10_000
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class WorkerLink:
+    """Our end of the Attach stream of one worker. `run` until cancelled."""
+
+    def __init__(self, ref: WorkerRef, *, gateway_id: str, table: LiveTable) -> None:
+        self.worker_id = ref.worker_id
+        self.address = ref.address
+        self.attached = False
+        self.detached_s = asyncio.get_running_loop().time()
+        self._epoch = ref.epoch
+        self._gateway_id = gateway_id
+        self._table = table
+        self._slots: dict[int, Slot] = {}
+        self._seq = 0
+        self._acked = 0
+        self._aborts: deque[pb.Abort] = deque(maxlen=_MAX_ABORTS)
+        self._wake = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        """Engine requests whose end has not come."""
+        return len(self._slots)
+
+    def abort(self, attempt: pb.AttemptId, reason: str) -> None:
+        """Ask the worker to stop all samples of an attempt. Sent when the stream stands."""
+        self._aborts.append(pb.Abort(id=attempt, all_samples=True, reason=reason))
+        self._wake.set()
+
+    def seen(self, ref: WorkerRef) -> None:
+        """Take notice of the worker's registration: another epoch has lost what the old one ran."""
+        self.address = ref.address
+        if ref.epoch > self._epoch:
+            self._begin_epoch(ref.epoch)
+
+    def lose(self, cause: str) -> None:
+        """Give up everything that runs on the worker."""
+        slots, self._slots = self._slots, {}
+        for slot in slots.values():
+            slot.lost(cause)
+
+    async def run(self) -> None:
+        """Keep the stream up."""
+        retry_s = _RETRY_FIRST_S
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+                    reason = await self._attach(channel)
+            except Exception:
+                # A batch that we cannot digest is skipped by its number; its requests must not wait for the rest.
+                log.exception("attach_failed", worker_id=self.worker_id)
+                self.lose("gateway_fault")
+                reason = "fault"
+            if self.attached:
+                log.info("worker_detached", worker_id=self.worker_id, reason=reason)
+                self.attached = False
+                self.detached_s = loop.time()
+                retry_s = _RETRY_FIRST_S
+            await asyncio.sleep(retry_s)
+            retry_s = min(_RETRY_LAST_S, retry_s * 2)
+
+    async def _attach(self, channel: grpc.aio.Channel) -> str:
+        """Serve one connection and return why it ended."""
+        call: Any = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[no-untyped-call]
+        hello = pb.AttachHello(gateway_id=self._gateway_id, worker_epoch=self._epoch, last_seq=self._seq, v=VERSION)
+        try:
+            await call.write(pb.AttachCommand(hello=hello))
+            await call.wait_for_connection()
+        except grpc.aio.AioRpcError as error:
+            return _reason(error)
+        self._acked = self._seq
+        self.attached = True
+        log.info("worker_attached", worker_id=self.worker_id, address=self.address, last_seq=self._seq)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._write(call))
+            reason = await self._read(call)
+            writing.cancel()
+        return reason
+
+    async def _read(self, call: Any) -> str:
+        read = call.read
+        try:
+            while (batch := await read()) is not grpc.aio.EOF:
+                self._take(batch)
+        except grpc.aio.AioRpcError as error:
+            return _reason(error)
+        return "ended by the worker"
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while self._aborts:
+                    await call.write(pb.AttachCommand(abort=self._aborts[0]))
+                    self._aborts.popleft()
+                if self._seq > self._acked:
+                    self._acked = self._seq
+                    await call.write(pb.AttachCommand(ack=pb.Ack(seq=self._acked)))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # the reader sees why
+
+    def _take(self, batch: pb.StepBatch) -> None:
+        """Route one batch. The hot path: no awaiting, as little Python per token as possible."""
+        if not self._is_next(batch):
+            return
+        for opened in batch.opened:
+            self._open(opened)
+        find = self._slots.get
+        for handle, text, num_tokens in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
+            slot = find(handle)
+            if slot is not None:
+                slot.push(text, num_tokens)
+        if batch.finished:
+            for finished in batch.finished:
+                slot = self._slots.pop(finished.handle, None)
+                if slot is not None:
+                    slot.finish(finished)
+            self._wake.set()
+        elif self._seq - self._acked >= ACK_EVERY:
+            self._wake.set()
+
+    def _is_next(self, batch: pb.StepBatch) -> bool:
+        """Check epoch, sequence number and the worker's own word on losses."""
+        if batch.worker_epoch != self._epoch:
+            self._begin_epoch(batch.worker_epoch)
+        if batch.seq <= self._seq:
+            return False
+        self._seq = batch.seq
+        if batch.lost:
+            log.warning("tokens_lost", worker_id=self.worker_id, num_requests=len(self._slots))
+            self.lose("ring_overflow")
+        return True
+
+    def _open(self, opened: pb.Opened) -> None:
+        attempt, phase = opened.id, PHASE_FROM_PB[opened.phase]
+        generation = self._table.find_bytes(attempt.rid)
+        slot = None
+        if generation is not None:
+            slot = generation.opened(attempt.attempt, attempt.sample, phase, self.worker_id)
+        if slot is None:
+            # Settled or replaced. A prefill ends by itself at once; what streams would go on for nobody.
+            if opened.phase != pb.PHASE_PREFILL:
+                log.info("unknown_attempt", worker_id=self.worker_id, rid=rid_from_bytes(attempt.rid))
+                self.abort(attempt, "unknown_attempt")
+            return
+        self._slots[opened.handle] = slot
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if self._epoch:
+            self.lose("worker_restarted")
+        self._epoch = epoch
+        self._seq = self._acked = 0
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return error.details() or str(error.code())

@@ -1,0 +1,85 @@
+"""The edge: every error of an HTTP request leaves as an OpenAI error body with the right status."""
+
+import math
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from contracts.errors import BadRequest, BodyTooLarge, NotFound, ServingError, openai_body
+from observability.metrics import Instruments
+
+log = structlog.get_logger()
+
+
+class MethodNotAllowed(ServingError):
+    """The path exists, not with this method."""
+
+    code, type, http_status = "method_not_allowed", "invalid_request_error", 405
+
+
+def error_headers(error: ServingError) -> dict[str, str]:
+    """Return `retry-after` and `x-should-retry` as the error wants them."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    return headers
+
+
+def error_response(error: ServingError, *, rid: str | None) -> Response[bytes]:
+    """Return the HTTP form of an error."""
+    headers = error_headers(error)
+    if rid is not None:
+        headers["x-request-id"] = rid
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(openai_body(error)),
+        status_code=error.http_status,
+        media_type="application/json",
+        headers=headers,
+    )
+
+
+def rid_of(request: Request[Any, Any, Any]) -> str | None:
+    """Return the request id that the handler minted, if it came that far."""
+    rid = request.scope["state"].get("rid")
+    return rid if isinstance(rid, str) else None
+
+
+class Edge:
+    """Translates every error of an HTTP request, and counts it."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+
+    def serving_error(self, request: Request[Any, Any, Any], error: ServingError) -> Response[bytes]:
+        """Translate one of ours."""
+        self._instruments.refusals.add(1, {"reason": error.code, "status": str(error.http_status)})
+        return error_response(error, rid=rid_of(request))
+
+    def http_error(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+        """Translate one of Litestar's: no such route, wrong method, body too large."""
+        match error.status_code:
+            case 404:
+                ours: ServingError = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
+            case 405:
+                ours = MethodNotAllowed(f"{request.method} is not allowed for {request.url.path}.")
+            case 413:
+                ours = BodyTooLarge("The request body is larger than this server reads.")
+            case status if status < 500:
+                ours = BadRequest(error.detail)
+            case _:
+                return self.unexpected(request, error)
+        return self.serving_error(request, ours)
+
+    def unexpected(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Translate a fault of ours: logged in full, told in one sentence."""
+        rid = rid_of(request)
+        log.error("request_failed", rid=rid, path=request.url.path, exc_info=error)
+        return self.serving_error(request, ServingError(f"The server failed on this request. Request id: {rid}."))

@@ -1,0 +1,154 @@
+"""The workers this gateway knows: their leases, polled, and one Attach stream to each.
+
+A worker becomes known by its lease in Redis, or earlier by a `Placed` notice that names it. It is given
+up when it cannot be reached and its lease is gone, or after `LOST_AFTER_S` whatever its lease says.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.catalog import Catalog
+from contracts.lifecycle import HandOff, Role, WorkerState
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import Registration, WorkerRef
+from gateway.attach import WorkerLink
+from gateway.table import LiveTable
+
+log = structlog.get_logger()
+
+LOST_AFTER_S: Final = 6.0
+_MEMORY_SAMPLES: Final = 5
+
+_decoder = msgspec.msgpack.Decoder(Registration)
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last look at a pool showed."""
+
+    workers: Sequence[Registration] = ()
+    inbox_entries: int = 0
+    inbox_bytes: int = 0
+
+
+class Fleet:
+    """Polls leases and owns the links. `run` until cancelled."""
+
+    def __init__(self, redis: Redis, catalog: Catalog, table: LiveTable, *, gateway_id: str, period_s: float) -> None:
+        self._redis = redis
+        self._catalog = catalog
+        self._table = table
+        self._gateway_id = gateway_id
+        self._period_s = period_s
+        self._pools: Mapping[str, PoolView] = {pool: PoolView() for pool in catalog.pools}
+        self._links: dict[str, WorkerLink] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self.redis_up = False
+
+    # -- what others ask ----------------------------------------------------------------------------
+
+    def pool(self, pool: str) -> PoolView:
+        """Return the last look at a pool."""
+        return self._pools.get(pool, PoolView())
+
+    def missing_path(self, pool: str, hand_off: HandOff) -> str | None:
+        """Return what a pool lacks to serve a request, or None when it has a whole path."""
+        ready = [w for w in self.pool(pool).workers if w.state is WorkerState.READY]
+        if any(w.role is Role.UNIFIED for w in ready):
+            return None
+        able = {w.role for w in ready if hand_off in w.hand_offs}
+        lacking = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in able]
+        return f"no ready {' and no ready '.join(lacking)} worker" if lacking else None
+
+    def simulated(self, pool: str) -> bool:
+        """Return whether a timed engine makes the pool's text."""
+        return any(w.simulated for w in self.pool(pool).workers)
+
+    def attached(self, worker_id: str) -> bool:
+        """Return whether the token stream of a worker stands."""
+        link = self._links.get(worker_id)
+        return link is not None and link.attached
+
+    @property
+    def num_attached(self) -> int:
+        """Workers whose token stream stands."""
+        return sum(link.attached for link in self._links.values())
+
+    # -- what others want done -----------------------------------------------------------------------
+
+    def abort_on_worker(self, worker_id: str, attempt: pb.AttemptId, reason: str) -> None:
+        """Stop all samples of an attempt on one worker, if we know it."""
+        link = self._links.get(worker_id)
+        if link is not None:
+            link.abort(attempt, reason)
+
+    def know(self, ref: WorkerRef) -> None:
+        """Connect to a worker that a notice named, if it is new."""
+        link = self._links.get(ref.worker_id)
+        if link is not None:
+            link.seen(ref)
+        elif self._tasks is not None:
+            link = WorkerLink(ref, gateway_id=self._gateway_id, table=self._table)
+            self._links[ref.worker_id] = link
+            self._running[ref.worker_id] = self._tasks.create_task(link.run())
+
+    async def run(self) -> None:
+        """Look at the leases again and again."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            while True:
+                try:
+                    await self.look()
+                    self.redis_up = True
+                except (RedisError, OSError) as error:
+                    if self.redis_up:
+                        log.warning("redis_unavailable", error=str(error))
+                    self.redis_up = False  # the last view stays; running streams go on
+                self._give_up_lost()
+                await asyncio.sleep(self._period_s)
+
+    async def look(self) -> None:
+        """Read all leases once. Raises RedisError."""
+        pools: dict[str, PoolView] = {}
+        for pool in self._catalog.pools:
+            pools[pool] = await self._look_at(pool)
+        self._pools = pools
+        for view in pools.values():
+            for worker in view.workers:
+                self.know(WorkerRef(worker_id=worker.worker_id, epoch=worker.epoch, address=worker.address))
+
+    async def _look_at(self, pool: str) -> PoolView:
+        inbox = keys.inbox(pool)
+        first = self._redis.pipeline(transaction=False)
+        first.zrangebyscore(keys.pool_workers(pool), int(time.time() * 1000), "+inf")
+        first.xlen(inbox)
+        first.memory_usage(inbox, samples=_MEMORY_SAMPLES)
+        worker_ids, num_entries, num_bytes = await first.execute()
+        leases: list[bytes | None] = []
+        if worker_ids:
+            answer: Any = self._redis.mget([keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids])
+            leases = await answer
+        workers = [_decoder.decode(raw) for raw in leases if raw is not None]
+        return PoolView(workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0)
+
+    def _give_up_lost(self) -> None:
+        leased = {worker.worker_id for view in self._pools.values() for worker in view.workers}
+        now_s = asyncio.get_running_loop().time()
+        for worker_id, link in list(self._links.items()):
+            if link.attached:
+                continue
+            gone = worker_id not in leased and self.redis_up and now_s - link.detached_s > self._period_s
+            if gone or now_s - link.detached_s > LOST_AFTER_S:
+                link.lose("worker_lost")
+            if gone:
+                log.info("worker_gone", worker_id=worker_id)
+                del self._links[worker_id]
+                self._running.pop(worker_id).cancel()

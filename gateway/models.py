@@ -1,0 +1,108 @@
+"""Which models can be served now, and what is missing for the others."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from contracts.catalog import Catalog, Model
+from contracts.errors import ModelNotFound, NoCapacity, ServingError
+from gateway.fleet import Fleet
+from gateway.prices import Prices
+from gateway.prompt import ChatPrompt, PromptWorkshop, TokenizerUnusable
+
+log = structlog.get_logger()
+
+_LOOK_S: Final = 0.5
+
+
+class Servable(msgspec.Struct, frozen=True):
+    """A model that has all that a request needs up to its price."""
+
+    name: str  # public
+    model: Model
+    pool: str
+    prompt: ChatPrompt
+
+
+class Models:
+    """The catalogue with the state of each model's parts. `run` until every tokenizer is loaded."""
+
+    def __init__(
+        self, catalog: Catalog, models_dir: Path, *, prices: Prices, fleet: Fleet, workshop: PromptWorkshop
+    ) -> None:
+        self.catalog = catalog
+        self._models_dir = models_dir
+        self._prices = prices
+        self._fleet = fleet
+        self._workshop = workshop
+        self._prompts: dict[str, ChatPrompt] = {}  # by tokenizer folder
+        self._unusable: dict[str, str] = {}
+
+    def servable(self, name: str) -> Servable:
+        """Return the model of that name or alias.
+
+        Raises:
+            ModelNotFound: not in the catalogue.
+            NoCapacity: its tokenizer or its price is missing, or no complete path of workers is ready.
+        """
+        found = self.catalog.find(name)
+        if found is None:
+            raise ModelNotFound(name)
+        public, model = found
+        prompt = self._prompts.get(model.tokenizer)
+        if prompt is None or public not in self._prices.list_prices:
+            raise _not_ready(public, self.missing(public), retry_after_s=10)
+        return Servable(public, model, self.catalog.pool_of(public), prompt)
+
+    def check_path(self, servable: Servable) -> None:
+        """Raise NoCapacity when no complete path of workers is ready."""
+        lacking = self._fleet.missing_path(servable.pool, servable.model.hand_off)
+        if lacking is not None:
+            raise _not_ready(servable.name, [lacking], retry_after_s=5)
+
+    def missing(self, public: str) -> Sequence[str]:
+        """Return what a model of the catalogue still needs; empty = ready."""
+        model = self.catalog.models[public]
+        lacking: list[str] = []
+        if model.tokenizer not in self._prompts:
+            lacking.append(self._unusable.get(model.tokenizer, f"no tokenizer folder '{model.tokenizer}' yet"))
+        if public not in self._prices.list_prices:
+            lacking.append("no price" if self._prices.database_up else "prices cannot be read")
+        path = self._fleet.missing_path(self.catalog.pool_of(public), model.hand_off)
+        if path is not None:
+            lacking.append(path)
+        return lacking
+
+    def simulated(self, public: str) -> bool:
+        """Return whether a timed engine makes the model's text."""
+        return self._fleet.simulated(self.catalog.pool_of(public))
+
+    async def run(self) -> None:
+        """Load each tokenizer when its folder appears; return when all are loaded."""
+        wanted = {model.tokenizer for model in self.catalog.models.values()}
+        while wanted - self._prompts.keys():
+            for name in sorted(wanted - self._prompts.keys()):
+                folder = self._models_dir / name  # an absolute name stays as it is
+                if (folder / "tokenizer.json").is_file():
+                    await self._load(name, folder)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _load(self, name: str, folder: Path) -> None:
+        try:
+            self._prompts[name] = await self._workshop.load(folder)
+        except TokenizerUnusable as error:
+            if self._unusable.get(name) != str(error):
+                log.warning("tokenizer_unusable", tokenizer=name, error=str(error))
+            self._unusable[name] = str(error)
+        else:
+            log.info("tokenizer_loaded", tokenizer=name)
+
+
+def _not_ready(public: str, lacking: Sequence[str], *, retry_after_s: float) -> ServingError:
+    return NoCapacity(
+        f"The model '{public}' cannot be served right now: {', '.join(lacking)}.", retry_after_s=retry_after_s
+    )

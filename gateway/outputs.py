@@ -1,0 +1,267 @@
+"""Where an answer goes: an event stream, or one JSON body.
+
+The generation writes without awaiting; one reader per request waits. A reader is woken at most once
+per batch, since it is armed again only when it has taken everything.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol
+
+from contracts.errors import ServingError, openai_body
+from contracts.lifecycle import FinishReason
+from contracts.usage import UsageEvent
+from gateway.schemas.answers import (
+    AssistantMessage,
+    ChatCompletion,
+    Choice,
+    Served,
+    Usage,
+    served_of,
+    usage_of,
+)
+from gateway.sse import DONE, PING, ChunkTemplate, encode_text, error_event
+
+PING_S: Final = 10.0
+
+
+class Output(Protocol):
+    """What a generation writes to."""
+
+    @property
+    def first_sent_s(self) -> float | None:
+        """When the first token left for the client, on the loop's clock."""
+        ...
+
+    def placed(self) -> None:
+        """Take notice that a worker runs the request."""
+        ...
+
+    def piece(self, sample: int, text: str) -> None:
+        """Write the text of one chunk."""
+        ...
+
+    def sample_finished(self, sample: int, reason: FinishReason) -> None:
+        """Write the end of one sample."""
+        ...
+
+    def succeeded(self, event: UsageEvent) -> None:
+        """Write the end of the answer; the numbers are final."""
+        ...
+
+    def failed(self, error: ServingError) -> None:
+        """Write that the answer breaks off."""
+        ...
+
+    def abandoned(self) -> None:
+        """Stop: nobody reads any more."""
+        ...
+
+    def tick(self, now_s: float) -> None:
+        """Keep a silent connection open. Called about once a second."""
+        ...
+
+
+class EventStream:
+    """An answer as server-sent events.
+
+    Reader: `head` until the status line may be sent, then `frames`.
+    """
+
+    def __init__(
+        self,
+        template: ChunkTemplate,
+        *,
+        num_samples: int,
+        with_usage: bool,
+        currency: str,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.first_sent_s: float | None = None
+        self.refusal: ServingError | None = None  # set only while the head is held
+        self.closed = False
+        self.last_write_s = loop.time()
+        self._loop = loop
+        self._template = template
+        self._prefix = list(template.first_prefix)  # per sample; the role goes with the first chunk
+        self._text_prefix = template.text_prefix
+        self._suffix = template.text_suffix
+        self._spoken = [False] * num_samples
+        self._with_usage = with_usage
+        self._currency = currency
+        self._pending: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._any_spoken = False
+        self._head_sent = False
+        self._head_free = False
+
+    # -- the generation writes ------------------------------------------------------------------------
+
+    def placed(self) -> None:
+        """Release the head of the response."""
+        self._head_free = True
+        self._wake()
+
+    def piece(self, sample: int, text: str) -> None:
+        """Append one chunk. The hot path: once per token."""
+        spoken = self._spoken[sample]
+        if text or not spoken:
+            pending = self._pending
+            pending.append(self._prefix[sample])
+            pending.append(encode_text(text))
+            pending.append(self._suffix)
+            if not spoken:
+                self._spoken[sample] = self._any_spoken = True
+                self._prefix[sample] = self._text_prefix[sample]
+            waiter = self._waiter
+            if waiter is not None:
+                self._waiter = None
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def sample_finished(self, sample: int, reason: FinishReason) -> None:
+        """Append the chunk with the finish reason."""
+        if not self._spoken[sample]:
+            self.piece(sample, "")
+        self._pending.append(self._template.finish(sample, reason))
+        self._wake()
+
+    def succeeded(self, event: UsageEvent) -> None:
+        """Append the usage, if asked for, and [DONE]."""
+        if self._with_usage:
+            self._pending.append(self._template.usage(usage_of(event), served_of(event, self._currency)))
+        self._pending.append(DONE)
+        self._close()
+
+    def failed(self, error: ServingError) -> None:
+        """Append the error, or give it to whoever holds the head."""
+        if self._head_sent:
+            self._pending.append(error_event(openai_body(error)))
+        else:
+            self.refusal = error
+            self._pending.clear()
+        self._close()
+
+    def abandoned(self) -> None:
+        """Stop: nobody reads any more."""
+        self._pending.clear()
+        self._close()
+
+    def tick(self, now_s: float) -> None:
+        """Append a comment after PING_S of silence. Only for a stream whose head is sent."""
+        if self._head_sent and not self.closed and now_s - self.last_write_s >= PING_S:
+            self._pending.append(PING)
+            self._wake()
+
+    # -- the response reads -------------------------------------------------------------------------------
+
+    async def head(self, timeout_s: float) -> None:
+        """Wait until the head may be sent: placed, refused, a first token, or `timeout_s`. See `refusal`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (self._head_free or self._pending or self.closed):
+                    await self._wait()
+        except TimeoutError:
+            pass
+        if self.refusal is None:
+            self._head_sent = True
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Yield what is to be sent; chunks that piled up come as one."""
+        pending = self._pending
+        while True:
+            if not pending:
+                if self.closed:
+                    return
+                self._waiter = waiter = self._loop.create_future()
+                await waiter
+                continue
+            frame = b"".join(pending)
+            pending.clear()
+            self.last_write_s = self._loop.time()
+            if self.first_sent_s is None and self._any_spoken:
+                self.first_sent_s = self.last_write_s
+            yield frame
+
+    async def _wait(self) -> None:
+        self._waiter = waiter = self._loop.create_future()
+        await waiter
+
+    def _close(self) -> None:
+        self.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class WholeAnswer:
+    """An answer as one JSON body. Reader: `result`."""
+
+    def __init__(
+        self, *, chunk_id: str, created_s: int, model: str, num_samples: int, currency: str, now_s: Callable[[], float]
+    ) -> None:
+        self.first_sent_s: float | None = None
+        self.refusal: ServingError | None = None
+        self.event: UsageEvent | None = None
+        self._chunk_id = chunk_id
+        self._created_s = created_s
+        self._model = model
+        self._currency = currency
+        self._now_s = now_s
+        self._texts: list[list[str]] = [[] for _ in range(num_samples)]
+        self._reasons = [""] * num_samples
+        self._ended = asyncio.Event()
+
+    def placed(self) -> None:
+        """Nothing is sent before the end."""
+
+    def piece(self, sample: int, text: str) -> None:
+        """Keep one chunk."""
+        if self.first_sent_s is None:
+            self.first_sent_s = self._now_s()
+        self._texts[sample].append(text)
+
+    def sample_finished(self, sample: int, reason: FinishReason) -> None:
+        """Keep the finish reason."""
+        self._reasons[sample] = reason
+
+    def succeeded(self, event: UsageEvent) -> None:
+        """Let the reader go on."""
+        self.event = event
+        self._ended.set()
+
+    def failed(self, error: ServingError) -> None:
+        """Let the reader go on with an error."""
+        self.refusal = error
+        self._ended.set()
+
+    def abandoned(self) -> None:
+        """Let the reader go on with nothing."""
+        self._ended.set()
+
+    def tick(self, now_s: float) -> None:
+        """Nothing is sent before the end."""
+
+    async def ended(self) -> None:
+        """Wait for the end. The generation's deadline bounds the wait."""
+        await self._ended.wait()
+
+    def body(self, event: UsageEvent) -> ChatCompletion:
+        """Return the body of a successful answer."""
+        usage: Usage = usage_of(event)
+        served: Served = served_of(event, self._currency)
+        choices = [
+            Choice(index=i, message=AssistantMessage(content="".join(texts)), finish_reason=reason)
+            for i, (texts, reason) in enumerate(zip(self._texts, self._reasons, strict=True))
+        ]
+        return ChatCompletion(
+            id=self._chunk_id,
+            created=self._created_s,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            pdgate=served,
+        )

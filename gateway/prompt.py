@@ -1,0 +1,161 @@
+"""Messages -> text -> token ids, by the model's own chat template and tokenizer.
+
+A tokenizer is a folder with `tokenizer.json` and `tokenizer_config.json` (or `chat_template.jinja`
+beside it). The folder may appear long after the gateway started; until then its models are not ready.
+
+Templates come with models, so they run in Jinja's immutable sandbox. Work on long prompts goes to one
+bounded pool of threads (the tokenizer releases the GIL), so that running streams do not stall.
+"""
+
+import asyncio
+import datetime as dt
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+import jinja2.ext
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from contracts.errors import BadRequest
+from gateway.schemas.chat import Message, text_of
+
+LONG_PROMPT_CHARACTERS: Final = 2048
+
+
+class TokenizerUnusable(Exception):
+    """The folder is there and cannot be used; the message says which file and why."""
+
+
+class ChatPrompt:
+    """Renders and encodes the messages of one model. Immutable, so threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, template: jinja2.Template, special: dict[str, str]) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._special = special
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the prompt's text.
+
+        Raises:
+            BadRequest: the model's template refuses these messages.
+        """
+        given = [_for_template(message) for message in messages]
+        try:
+            return self._template.render(messages=given, add_generation_prompt=True, tools=None, **self._special)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"The model's chat template refuses these messages: {error}", param="messages") from None
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt's token ids. Raises BadRequest."""
+        # The template writes the special tokens itself.
+        ids: list[int] = self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids
+        return ids
+
+
+class PromptWorkshop:
+    """Encodes prompts: short ones at once, long ones in its threads."""
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="prompt")
+
+    async def encode(self, prompt: ChatPrompt, messages: Sequence[Message], *, body_bytes: int) -> list[int]:
+        """Return the token ids of a request whose body had `body_bytes` bytes. Raises BadRequest."""
+        if body_bytes <= LONG_PROMPT_CHARACTERS:
+            return prompt.encode(messages)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, prompt.encode, messages)
+
+    async def load(self, folder: Path) -> ChatPrompt:
+        """Return the tokenizer in a folder. Raises TokenizerUnusable."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, load_prompt, folder)
+
+    def close(self) -> None:
+        """Let the threads end; work not yet begun is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: Any = None
+    bos_token: Any = None
+    eos_token: Any = None
+    pad_token: Any = None
+    unk_token: Any = None
+
+
+def load_prompt(folder: Path) -> ChatPrompt:
+    """Return the tokenizer and chat template in a folder.
+
+    Raises:
+        TokenizerUnusable: a file is missing or broken.
+    """
+    config_file = folder / "tokenizer_config.json"
+    try:
+        config = msgspec.json.decode(config_file.read_bytes(), type=_TokenizerConfig)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except OSError as error:
+        raise TokenizerUnusable(f"{error.filename}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise TokenizerUnusable(f"{config_file}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception for a bad file
+        raise TokenizerUnusable(f"{folder / 'tokenizer.json'}: {error}") from None
+    try:
+        template = _environment().from_string(_template_text(folder, config))
+    except jinja2.TemplateError as error:
+        raise TokenizerUnusable(f"chat template of {folder}: {error}") from None
+    tokens = {name: _token(getattr(config, name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return ChatPrompt(tokenizer, template, tokens)
+
+
+def _template_text(folder: Path, config: _TokenizerConfig) -> str:
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text()
+    found = config.chat_template
+    if isinstance(found, list):  # several, by name
+        found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
+    if not isinstance(found, str):
+        raise TokenizerUnusable(f"{folder / 'tokenizer_config.json'} has no chat_template")
+    return found
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return Jinja as Hugging Face templates expect it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return dt.datetime.now(dt.UTC).strftime(form)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: FBT001, FBT002 - Jinja's call
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _token(raw: Any) -> str:
+    """Return a special token's text: written as text or as an AddedToken object."""
+    if isinstance(raw, dict):
+        raw = raw.get("content")
+    return raw if isinstance(raw, str) else ""
+
+
+def _for_template(message: Message) -> dict[str, str]:
+    role = "system" if message.role == "developer" else message.role
+    given = {"role": role, "content": text_of(message)}
+    if message.name is not None:
+        given["name"] = message.name
+    return given

@@ -1,0 +1,57 @@
+"""Metrics and the one log line of a settled request."""
+
+import structlog
+
+from contracts.rating import Meter
+from gateway.terms import Closed
+from observability.metrics import Instruments
+
+log = structlog.get_logger()
+
+
+class Records:
+    """Counts and logs requests when they are settled. Prompts and completions are never logged."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+
+    def settled(self, closed: Closed, *, lag_ms: float) -> None:
+        """Take one request that this gateway settled, `lag_ms` after its end."""
+        event, instruments = closed.event, self._instruments
+        timings, tokens = event.timings, event.tokens
+        instruments.settlement_lag(lag_ms, model=event.model)
+        for meter in Meter:
+            num_tokens = tokens.of(meter)
+            if num_tokens:
+                instruments.tokens.add(num_tokens, {"meter": meter.value, "model": event.model})
+        if timings is not None:
+            instruments.ttft(timings.ttft_ms, model=event.model, tier=event.tier)
+            if timings.decode_tokens > 1:
+                instruments.tpot(timings.tpot_ms, model=event.model, tier=event.tier)
+            instruments.duration(timings.total_ms, model=event.model, tier=event.tier)
+        if event.slo_met is not None:
+            labels = {"met": str(event.slo_met).lower(), "phase_blamed": closed.phase_blamed, "tier": event.tier}
+            instruments.slo.add(1, {**labels, "model": event.model})
+        log.info(
+            "request_finished",
+            rid=event.rid,
+            org=event.org,
+            model=event.model,
+            outcome=event.outcome.value,
+            cause=event.cause,
+            finish_reason=event.finish_reason,
+            path=event.path,
+            attempts=event.attempts,
+            stream=event.stream,
+            prefill_worker=event.prefill_worker,
+            decode_worker=event.decode_worker,
+            prompt_tokens=tokens.prompt,
+            cached_tokens=tokens.prefill_cached,
+            decode_tokens=tokens.decode,
+            cost_nano=event.cost,
+            ttft_ms=None if timings is None else round(timings.ttft_ms, 3),
+            tpot_ms=None if timings is None else round(timings.tpot_ms, 3),
+            total_ms=None if timings is None else round(timings.total_ms, 3),
+            settlement_lag_ms=round(lag_ms, 3),
+            estimated=event.estimated,
+        )

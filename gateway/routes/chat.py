@@ -1,0 +1,33 @@
+"""`POST /v1/chat/completions`."""
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from gateway.answers import StreamAnswer, Watchers, whole_answer
+from gateway.chat import Chat
+from gateway.openapi import chat_operation
+from gateway.outputs import EventStream
+
+
+def chat_routes(chat: Chat, watchers: Watchers, *, max_body_bytes: int) -> list[HTTPRouteHandler]:
+    """Return the handlers of chat completions."""
+
+    @post(
+        "/v1/chat/completions",
+        status_code=200,
+        summary="Create a chat completion",
+        tags=["chat"],
+        operation_class=chat_operation(),
+        request_max_body_size=max_body_bytes,
+    )
+    async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIResponse:
+        """Answer a conversation, as one JSON body or as server-sent events."""
+        started = await chat.start(request)
+        if isinstance(started.output, EventStream):
+            return StreamAnswer(started, started.output, watchers)
+        return await whole_answer(started, started.output, request.receive, watchers)
+
+    return [create_chat_completion]

@@ -1,0 +1,53 @@
+"""`/livez`, `/readyz` and `/metrics`."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.fleet import Fleet
+from gateway.models import Models
+from gateway.prices import Prices
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether this gateway can serve every model of the catalogue, and what is missing."""
+
+    ready: bool
+    redis: bool
+    postgres: bool
+    workers_attached: int
+    models: Mapping[str, Sequence[str]]  # what each model lacks; empty = ready
+
+
+def health_routes(
+    models: Models, prices: Prices, fleet: Fleet, exposition: Callable[[], bytes]
+) -> list[HTTPRouteHandler]:
+    """Return the handlers for machines that watch this process. They need no key."""
+
+    @get("/livez", summary="Whether the process works", tags=["health"])
+    async def livez() -> dict[str, str]:
+        """Return 200 while the process can answer at all."""
+        return {"status": "ok"}
+
+    @get("/readyz", summary="Whether every model can be served", tags=["health"])
+    async def readyz() -> Response[Readiness]:
+        """Return 200 when every model has its tokenizer, a price and a complete live path, else 503."""
+        lacking = {public: models.missing(public) for public in models.catalog.models}
+        ready = fleet.redis_up and not any(lacking.values())
+        body = Readiness(
+            ready=ready,
+            redis=fleet.redis_up,
+            postgres=prices.database_up,
+            workers_attached=fleet.num_attached,
+            models=lacking,
+        )
+        return Response(body, status_code=200 if ready else 503)
+
+    @get("/metrics", media_type="text/plain", summary="Metrics for Prometheus", tags=["health"])
+    async def metrics() -> Response[bytes]:
+        """Return all metrics of this process in Prometheus' text format."""
+        return Response(exposition(), media_type="text/plain; version=0.0.4")
+
+    return [livez, readyz, metrics]

@@ -1,0 +1,59 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from typing import Any
+
+from litestar import Request, get
+from litestar.handlers import HTTPRouteHandler
+
+from contracts.errors import ModelNotFound
+from gateway.auth import Authenticator
+from gateway.models import Models
+from gateway.prices import Prices
+from gateway.schemas.answers import ModelList, ModelPrice, ModelView, TierView, money_text
+
+
+def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HTTPRouteHandler]:
+    """Return the handlers of models."""
+
+    def view(public: str) -> ModelView:
+        model = models.catalog.models[public]
+        price = prices.list_prices.get(public)
+        return ModelView(
+            id=public,
+            created=model.created_unix_s,
+            owned_by=model.owned_by,
+            context_length=model.context_tokens,
+            max_output_tokens=model.default_max_tokens,
+            aliases=model.aliases,
+            ready=not models.missing(public),
+            simulated=models.simulated(public),
+            price=None
+            if price is None
+            else ModelPrice(
+                prefill_computed=money_text(price.prefill_computed),
+                prefill_cached=money_text(price.prefill_cached),
+                decode=money_text(price.decode),
+                currency=models.catalog.currency,
+                version=price.version,
+            ),
+            tiers={name: TierView(ttft_ms=t.ttft_ms, tpot_ms=t.tpot_ms) for name, t in model.tiers.items()},
+            hand_off=model.hand_off,
+        )
+
+    @get("/v1/models", summary="List the models", tags=["models"])
+    async def list_models(request: Request[Any, Any, Any]) -> ModelList:
+        """Return every model with its context length, prices and SLO targets."""
+        await auth.confirm(request.headers.get("authorization"))
+        return ModelList(data=[view(public) for public in models.catalog.models])
+
+    @get("/v1/models/{model_id:path}", summary="Get a model", tags=["models"])
+    async def get_model(request: Request[Any, Any, Any], model_id: str) -> ModelView:
+        """Return one model, by its name or an alias."""
+        await auth.confirm(request.headers.get("authorization"))
+        name = model_id.lstrip("/")
+        found = models.catalog.find(name)
+        if found is None:
+            raise ModelNotFound(name)
+        return view(found[0])
+
+    return [list_models, get_model]

@@ -1,0 +1,181 @@
+"""Settling what ended: an owned loop, so that no HTTP handler waits for it and no disconnect loses it.
+
+1. A generation offers its numbers; nothing blocks.
+2. The loop runs the settle script for each (exactly once per request id, whoever settles), then
+   reports the outcome, acknowledges and deletes the inbox entry, and drops the in-flight record. Each
+   step may be repeated.
+3. While Redis is away, what waits is also written to the journal; when Redis is back, everything in
+   memory and in the journal is settled and the journal is emptied. A gateway that starts adopts the
+   journals of dead ones.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.settlement import SettlementScripts, actual_usage
+from contracts.wire import FIELD, RequestOutcome, encode
+from gateway.journal import Journal
+from gateway.records import Records
+from gateway.terms import Closed
+
+log = structlog.get_logger()
+
+_BATCH: Final = 64
+_RETRY_S: Final = 0.2
+_OUTCOMES_KEPT: Final = 100_000
+
+
+class Settlement:
+    """Settles closed requests. `recover`, then `run` until cancelled, then `drain` before and `close` after."""
+
+    def __init__(
+        self, redis: Redis, scripts: SettlementScripts, journal: Journal, records: Records, *, max_waiting: int
+    ) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._journal = journal
+        self._records = records
+        self._waiting: asyncio.Queue[Closed] = asyncio.Queue(max_waiting)
+        self._in_hand: Sequence[Closed] = ()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._only_in_journal = False
+        self._redis_up = True
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that ended and are not settled."""
+        return self._waiting.qsize() + len(self._in_hand)
+
+    def offer(self, closed: Closed) -> None:
+        """Take over a request whose numbers are final."""
+        self._idle.clear()
+        if not self._redis_up:
+            self._keep(closed)
+        try:
+            self._waiting.put_nowait(closed)
+        except asyncio.QueueFull:
+            self._only_in_journal = self._journal.num_records > 0
+
+    def recover(self) -> None:
+        """Open the journal and take over what dead gateways left. Raises OSError."""
+        for closed in self._journal.open():
+            self._idle.clear()
+            try:
+                self._waiting.put_nowait(closed)
+            except asyncio.QueueFull:
+                self._only_in_journal = True
+
+    async def run(self) -> None:
+        """Settle what is offered, however long Redis is away."""
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < _BATCH and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            await self._settle_surely(batch)
+            if self._waiting.empty():
+                await self._empty_journal()
+                if self._waiting.empty():
+                    self._idle.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until everything is settled, at most `timeout_s`; the rest goes to the journal."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("settlements_left", num_waiting=self.num_waiting)
+
+    def close(self) -> None:
+        """Leave what is not settled to the next gateway. Only after `run` has ended."""
+        if self._redis_up:  # otherwise it is in the journal already
+            for closed in self._in_hand:
+                self._keep(closed)
+            while not self._waiting.empty():
+                self._keep(self._waiting.get_nowait())
+        self._journal.close()
+
+    async def _settle_surely(self, batch: Sequence[Closed]) -> None:
+        left = self._in_hand = batch
+        while left:
+            try:
+                for closed in left:
+                    await self._settle(closed)
+                await self._finish(left)
+                left = ()
+            except (RedisError, OSError) as error:
+                await self._wait_for_redis(left, error)
+            self._in_hand = left
+        if not self._redis_up:
+            log.info("settlements_resumed", num_waiting=self._waiting.qsize())
+            self._redis_up = True
+
+    async def _wait_for_redis(self, left: Sequence[Closed], error: Exception) -> None:
+        """Secure everything that waits, once per outage, and pause. Settling again is harmless."""
+        if self._redis_up:
+            log.warning("settlements_wait", num_waiting=self.num_waiting, error=str(error))
+            self._redis_up = False
+            for closed in left:
+                self._keep(closed)
+            for _ in range(self._waiting.qsize()):
+                closed = self._waiting.get_nowait()
+                self._keep(closed)
+                self._waiting.put_nowait(closed)
+        await asyncio.sleep(_RETRY_S)
+
+    async def _settle(self, closed: Closed) -> None:
+        event = closed.event
+        if await self._scripts.settle(event, actual_usage(event)):
+            self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
+        else:  # by a scheduler that took us for dead, or by us before an answer was lost
+            log.info("settled_before", rid=event.rid)
+
+    async def _finish(self, batch: Sequence[Closed]) -> None:
+        """Tell the schedulers and clear the pools' records: one pipeline per pool, each on one tag."""
+        for pool in {closed.event.pool for closed in batch}:
+            steps = self._redis.pipeline(transaction=False)
+            mine = [closed for closed in batch if closed.event.pool == pool]
+            for closed in mine:
+                outcome = encode(_outcome(closed))
+                steps.xadd(keys.outcomes(pool), {FIELD: outcome}, maxlen=_OUTCOMES_KEPT, approximate=True)
+            entry_ids = [closed.entry_id for closed in mine if closed.entry_id]
+            if entry_ids:
+                steps.xack(keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids)
+                steps.xdel(keys.inbox(pool), *entry_ids)
+            steps.delete(*(keys.inflight(pool, closed.event.rid) for closed in mine))
+            await steps.execute()
+
+    async def _empty_journal(self) -> None:
+        if self._only_in_journal:
+            self._only_in_journal = False
+            for closed in self._journal.read():
+                await self._settle_surely([closed])
+        if self._journal.num_records and self._waiting.empty():
+            self._journal.clear()
+
+    def _keep(self, closed: Closed) -> None:
+        if not self._journal.append(closed):
+            log.error("settlement_not_journaled", rid=closed.event.rid)
+
+
+def _outcome(closed: Closed) -> RequestOutcome:
+    event = closed.event
+    return RequestOutcome(
+        rid=event.rid,
+        model=event.model,
+        tier=event.tier,
+        outcome=event.outcome,
+        timings=event.timings,
+        slo_met=event.slo_met,
+        prompt_tokens=event.tokens.prompt,
+        cached_tokens=event.tokens.prefill_cached,
+        completion_tokens=event.tokens.decode,
+        path=event.path,
+    )

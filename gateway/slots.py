@@ -1,0 +1,73 @@
+"""Where a worker's link writes what one engine request produces."""
+
+from typing import Protocol
+
+from contracts.lifecycle import FinishReason, Phase
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import FINISH_FROM_PB, Counts, Stages, counts_from_pb, stages_from_pb
+from gateway.outputs import Output
+
+
+class SlotOwner(Protocol):
+    """The generation that a slot belongs to."""
+
+    output: Output
+    accepted: bool
+
+    def slot_finished(self, slot: "Slot", error: str) -> None:
+        """Take the end of one engine request of the current attempt."""
+        ...
+
+    def slot_lost(self, slot: "Slot", cause: str) -> None:
+        """Take notice that a worker of the current attempt cannot be reached any more."""
+        ...
+
+
+class Slot:
+    """One engine request of the current attempt: where a worker's link writes to. `muted` = fenced off."""
+
+    __slots__ = (
+        "counts",
+        "generation",
+        "muted",
+        "num_tokens",
+        "output",
+        "phase",
+        "reason",
+        "sample",
+        "stages",
+        "worker_id",
+    )
+
+    def __init__(self, generation: SlotOwner, sample: int, phase: Phase, worker_id: str) -> None:
+        self.generation = generation
+        self.output = generation.output
+        self.sample = sample
+        self.phase = phase
+        self.worker_id = worker_id
+        self.muted = False
+        self.num_tokens = 0
+        self.reason: FinishReason | None = None
+        self.counts = Counts()
+        self.stages = Stages()
+
+    def push(self, text: str, num_tokens: int) -> None:
+        """Take one chunk. The hot path: once per token."""
+        if self.muted:
+            return
+        self.num_tokens += num_tokens
+        self.generation.accepted = True
+        self.output.piece(self.sample, text)
+
+    def finish(self, finished: pb.Finished) -> None:
+        """Take the end and the final counts."""
+        self.reason = FINISH_FROM_PB.get(finished.reason, FinishReason.ERROR)
+        self.counts = counts_from_pb(finished.counts)
+        self.stages = stages_from_pb(finished.stages)
+        if not self.muted:
+            self.generation.slot_finished(self, finished.error)
+
+    def lost(self, cause: str) -> None:
+        """Take notice that the link to the worker is gone for good."""
+        if not self.muted and self.reason is None:
+            self.generation.slot_lost(self, cause)

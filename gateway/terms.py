@@ -1,0 +1,36 @@
+"""What is fixed about a request when it is admitted, when it ends, and when it is closed."""
+
+import msgspec
+
+from contracts.usage import Outcome, UsageEvent
+from contracts.wire import Owner
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What was agreed when the request was admitted."""
+
+    rid: str
+    owner: Owner
+    pool: str
+    num_samples: int
+    stream: bool
+    prompt_tokens: int  # as the gateway counted them
+    deadline_unix_ms: int
+    arrived_unix_ms: int
+    arrived_s: float  # monotonic
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that only has to be settled. Complete: it may go through the journal."""
+
+    event: UsageEvent
+    entry_id: str  # of the inbox entry; empty = none was written
+    ended_unix_ms: int
+    phase_blamed: str = "none"  # for a missed target
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Why a request ends."""
+
+    outcome: Outcome
+    cause: str = ""
