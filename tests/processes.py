@@ -75,7 +75,7 @@ class Stack:
             org = await tenants.create_organisation("Test")
             project = await tenants.create_project(org.id, "Default")
             key, self.api_key = await tenants.create_key(
-                org.id, project.id, "test", limits=Limits(concurrency=concurrency)
+                org.id, project.id, "test", limits=Limits(concurrent_requests=concurrency)
             )
             await publish_key_state(redis, key)
             self.org = org.id
