@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,7 +43,7 @@ def from_env(kind: type[S], prefix: str, environ: Mapping[str, str]) -> S:
         name = known[variable]
         value: Any = [part for part in raw.split(",") if part] if _is_tuple(hints[name]) else raw
         try:
-            values[name] = msgspec.convert(value, hints[name], strict=False, dec_hook=_secret)
+            values[name] = msgspec.convert(value, hints[name], strict=False, dec_hook=_convert)
         except msgspec.ValidationError as error:
             raise SettingsError(f"{variable}: {error}") from None
     try:
@@ -56,9 +57,11 @@ def _is_tuple(hint: Any) -> bool:
     return typing.get_origin(hint) is tuple
 
 
-def _secret(kind: type, value: Any) -> Any:
+def _convert(kind: type, value: Any) -> Any:
     if kind is Secret:
         return Secret(value)
+    if kind is Path:
+        return Path(value)
     raise NotImplementedError(f"no decoder for {kind}")
 
 
