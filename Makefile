@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ARGS ?=
 
 .PHONY: help
