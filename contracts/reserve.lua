@@ -2,7 +2,7 @@
 --
 -- KEYS[1] reservation   KEYS[2] open (zset)   KEYS[3] key states (hash)
 -- ARGV[1] msgpack map:
---   rid, member (of `open`), now_ms, deadline_ms, key_id, key_state ("active:7"), owner (opaque bytes),
+--   rid, member (of `open`), now_ms, deadline_ms, key_id, key_state ("active:7"), owner (opaque text),
 --   rates:   list of {key, limit, amount, meter}   token bucket: `limit` a minute, refilled evenly
 --   leases:  list of {key, limit}                  running requests, expiring at deadline + 60 s
 --   budgets: list of {key, limit, amount}          nano-units; compared and added, never multiplied

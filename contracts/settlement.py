@@ -60,7 +60,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int
     key_id: str
     key_state: str
-    owner: bytes  # msgpack of wire.Owner
+    owner: str  # encode_owner: JSON, since Redis' msgpack has no binary type
     pool: str
     rates: Sequence[Rate] = ()
     leases: Sequence[Lease] = ()
@@ -160,9 +160,14 @@ def actual_usage(event: UsageEvent) -> dict[str, int]:
     }
 
 
-def decode_owner(raw: bytes) -> Owner:
+def encode_owner(owner: Owner) -> str:
+    """Return the form of an owner that a reservation stores."""
+    return msgspec.json.encode(owner).decode()
+
+
+def decode_owner(raw: str) -> Owner:
     """Return the owner stored in a reservation."""
-    return msgspec.msgpack.decode(raw, type=Owner)
+    return msgspec.json.decode(raw, type=Owner)
 
 
 def decode_reservation(raw: bytes) -> Reservation:

@@ -4,15 +4,26 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+import structlog
 from redis.exceptions import RedisError
 
 from contracts.errors import ContextTooLong, DependencyDown, InvalidApiKey, ServingError
 from contracts.rating import Price
-from contracts.settlement import Duplicate, KeyStateDiffers, LimitHit, Reservation, Reserved, SettlementScripts
-from contracts.wire import Owner, encode
+from contracts.settlement import (
+    Duplicate,
+    KeyStateDiffers,
+    LimitHit,
+    Reservation,
+    Reserved,
+    SettlementScripts,
+    encode_owner,
+)
+from contracts.wire import Owner
 from gateway.auth import Authenticator
 from gateway.limits import MIN_USEFUL_TOKENS, Need, Scope, affordable_tokens, claim, headers, refusal
 from gateway.tenants import ApiKey
+
+log = structlog.get_logger()
 
 _MAX_TRIES: Final = 5
 _DOWN: Final = "The request queue cannot be reached right now."
@@ -78,7 +89,7 @@ class Admission:
                 deadline_ms=asked.deadline_ms,
                 key_id=key.id,
                 key_state=key.key_state,
-                owner=encode(asked.owner),
+                owner=encode_owner(asked.owner),
                 pool=asked.pool,
                 rates=wanted.rates,
                 leases=wanted.leases,
@@ -90,7 +101,8 @@ class Admission:
                     key = await self._auth.reload(authorization)
                     reloaded = True
                     continue
-            except RedisError:
+            except RedisError as error:
+                log.warning("reserve_failed", rid=asked.rid, error=str(error))
                 raise ReservationUnknown(_DOWN, retry_after_s=1) from None
             match answer:
                 case Reserved():
