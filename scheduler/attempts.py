@@ -91,34 +91,32 @@ class Attempts:
 
         `undecided`: requests that a take-over has still to decide; they are left alone.
         """
-        present: set[tuple[str, int, int]] = set()
         for running in inventory.running:
-            rid, attempt, sample = _names(running.id)
-            request, part = self._find(worker, running.id, running.phase)
-            if part is not None:
-                present.add((rid, attempt, sample))
-                if part.state in (PartState.SENT, PartState.LOST):
-                    part.state = PartState.ACCEPTED
-                    if request is not None:
-                        request.asked_gateway = False
-                        self._dispatcher.charge(request, part)
-            elif rid not in undecided:
-                self._registry.send(
-                    worker,
-                    pb.ControlCommand(abort=pb.Abort(id=running.id, reason="orphan")),
-                )
+            self._still_running(worker, running, undecided)
         for final in inventory.finals:
-            present.add(_names(final.id))
             if rid_from_bytes(final.id.rid) not in undecided:
                 self.final(worker, final)
-        for rid, attempt, sample in set(worker.charges) - present:
+        present = {_names(running.id) for running in inventory.running}
+        present |= {_names(final.id) for final in inventory.finals}
+        for key in worker.charges.keys() - present:
+            worker.release(key)
+            rid, attempt, sample = key
             request = self._book.get(rid)
-            worker.release((rid, attempt, sample))
             if request is None or request.attempt != attempt or request.placing:
                 continue
             gone = [p for p in request.parts.values() if p.worker is worker and p.sample == sample and not p.ended]
             for part in gone:
                 self._never_arrived(request, part)
+
+    def _still_running(self, worker: Worker, running: pb.Running, undecided: Container[str]) -> None:
+        request, part = self._find(worker, running.id, running.phase)
+        if request is not None and part is not None:
+            if part.state in (PartState.SENT, PartState.LOST):
+                part.state = PartState.ACCEPTED
+                request.asked_gateway = False
+                self._dispatcher.charge(request, part)
+        elif rid_from_bytes(running.id.rid) not in undecided:
+            self._registry.send(worker, pb.ControlCommand(abort=pb.Abort(id=running.id, reason="orphan")))
 
     def _never_arrived(self, request: Request, part: Part) -> None:
         """A submit got lost with the stream it was on: the worker never ran it, so nothing was streamed."""

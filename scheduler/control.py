@@ -70,6 +70,8 @@ class ControlStream:
         self._retry_s = retry_s
         self._leader_epoch = 0
         self._up = False
+        self._begun = False  # the current call has sent its Hello
+        self._heard = False  # the current call has brought its Inventory
         self._outgoing: deque[pb.ControlCommand] = deque()
         self._wake = asyncio.Event()
         self._call: _Call | None = None
@@ -87,7 +89,9 @@ class ControlStream:
         if leader_epoch is not None:
             self._leader_epoch = leader_epoch
         self._up = False
-        if self._call is not None:
+        # A call cancelled before it began never ends in grpc.aio. One that opens with an old epoch is
+        # closed in `_session`.
+        if self._call is not None and self._begun:
             self._call.cancel()
 
     async def run(self, owner: StreamOwner) -> None:
@@ -103,28 +107,31 @@ class ControlStream:
     async def _keep_open(self, stub: WorkerStub, owner: StreamOwner) -> None:
         while True:
             epoch = self._leader_epoch
+            self._heard = False
             call = self._call = stub.Control()
             try:
                 with _stream_may_end():
                     await self._session(call, epoch, owner)
             finally:
-                was_up, self._up = self._up, False
+                self._up = self._begun = False
                 self._outgoing.clear()
                 call.cancel()
             owner.stream_lost()
-            if not was_up and epoch == self._leader_epoch:
+            if not self._heard and epoch == self._leader_epoch:
                 await asyncio.sleep(self._retry_s)
 
     async def _session(self, call: _Call, leader_epoch: int, owner: StreamOwner) -> None:
         """Run one stream until the worker ends it."""
         hello = pb.Hello(scheduler_id=self._scheduler_id, leader_epoch=leader_epoch, v=VERSION)
         await call.write(pb.ControlCommand(hello=hello))
+        self._begun = True
         first = await call.read()
         if not isinstance(first, pb.ControlReport) or first.WhichOneof("report") != "inventory":
             return
         self._up = leader_epoch == self._leader_epoch
         if not self._up:  # elected or deposed meanwhile: this Hello is out of date
             return
+        self._heard = True
         owner.inventory_received(first.inventory)
         while True:
             report = await call.read()

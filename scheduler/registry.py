@@ -16,7 +16,7 @@ A lease that vanishes under a healthy stream only stops new work: Redis may be a
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -148,12 +148,12 @@ class WorkerRegistry:
 
     async def _read_leases(self) -> dict[str, Registration]:
         now_ms = int(time.time() * 1000)
-        members: list[bytes] = await self._redis.zrangebyscore(keys.pool_workers(self._pool), now_ms, "+inf")
+        members: Any = await self._redis.zrangebyscore(keys.pool_workers(self._pool), now_ms, "+inf")
         ids = [raw.decode() for raw in members]
         if not ids:
             return {}
         found: dict[str, Registration] = {}
-        leases: list[bytes | None] = await self._redis.mget([keys.worker_lease(self._pool, i) for i in ids])
+        leases: Any = await self._redis.mget([keys.worker_lease(self._pool, i) for i in ids])
         for worker_id, raw in zip(ids, leases, strict=True):
             if raw is None:
                 continue

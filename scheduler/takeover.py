@@ -9,6 +9,8 @@
 5. Reports that arrive before their request is decided are held back and replayed.
 """
 
+from typing import Any
+
 import structlog
 from redis.asyncio import Redis
 
@@ -126,7 +128,7 @@ class Takeover:
         found: dict[str, Inflight] = {}
         for start in range(0, len(rids), _MGET_BATCH):
             batch = rids[start : start + _MGET_BATCH]
-            answers: list[bytes | None] = await self._redis.mget([keys.inflight(self._pool, rid) for rid in batch])
+            answers: Any = await self._redis.mget([keys.inflight(self._pool, rid) for rid in batch])
             found.update({rid: decode_record(raw) for rid, raw in zip(batch, answers, strict=True) if raw})
         return found
 
