@@ -9,7 +9,7 @@ import asyncio
 import enum
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 _LAYOUT = struct.Struct("<BQ16s")
 _NOTHING = bytes(16)
@@ -50,10 +50,9 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send what has waited."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
         if self._unsent:
-            transport.write(bytes(self._unsent))
+            self._transport.write(bytes(self._unsent))
             self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
