@@ -20,6 +20,11 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
         pairs = uncached_tokens * uncached_tokens + 2 * cached_tokens * uncached_tokens
         return self.fixed_ms + self.per_token_ms * uncached_tokens + self.per_token_pair_ms * pairs
 
+    def chunked_ms(self, uncached_tokens: int, cached_tokens: int = 0, *, chunk_tokens: int) -> float:
+        """Return the compute time of one prompt in chunks: each chunk reads the weights again, ms."""
+        chunks = max(1, -(-uncached_tokens // chunk_tokens))
+        return self.ms(uncached_tokens, cached_tokens) + (chunks - 1) * self.fixed_ms
+
 
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients of one decode step, ms."""
@@ -44,6 +49,18 @@ class TransferCost(msgspec.Struct, frozen=True, kw_only=True):
         """Return the time to move the KV cache of `tokens`, ms."""
         return self.fixed_ms + tokens * self.kv_bytes_per_token / self.bytes_per_ms
 
+    def shared_ms(self, tokens: int, concurrent: float) -> float:
+        """Return the time when `concurrent` hand-offs (this one included) share the link evenly, ms."""
+        return self.fixed_ms + tokens * self.kv_bytes_per_token * max(1.0, concurrent) / self.bytes_per_ms
+
+    def exposed_ms(self, tokens: int, prefill_ms: float, layers: int) -> float:
+        """Return what a layer-by-layer push leaves visible after `prefill_ms` of compute, ms.
+
+        The last layer's share can only start when the compute ends; a slow link is visible beyond the compute.
+        """
+        whole = self.ms(tokens)
+        return max(whole / layers, whole - prefill_ms)
+
 
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's costs: what the timed engine plays and the scheduler predicts with."""
@@ -53,6 +70,9 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferCost
     kv_capacity_tokens: int
     max_running: int = 256
+    front_ms: float = (
+        0.0  # latency of an unloaded request outside the engine's compute; adds to TTFT, takes no capacity
+    )
 
 
 # Llama-3-8B on one H100, rounded from the fits in docs/performance.md: a stand-in for fleet tests.

@@ -1,5 +1,7 @@
 """What a workload is like: lengths, input:output ratio and its drift, burstiness, prefix reuse, short prompts."""
 
+import itertools
+
 import msgspec
 
 from pdgate.plan.prefix import HitPoint, hit_curve
@@ -67,7 +69,7 @@ def portray(workload: Workload) -> Portrait:
 def arrival_cv(workload: Workload) -> float:
     """Return the coefficient of variation of inter-arrival times."""
     times = [r.arrival_s for r in workload.requests]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return float(squared_cv(gaps) ** 0.5)
 
 
