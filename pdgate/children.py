@@ -167,8 +167,8 @@ class Children:
 
     def spawn_server(self, command: services.Command) -> "subprocess.Popen[bytes]":
         """Start an embedded server (pdgate.services.Spawn)."""
-        process = services.spawn(command, before_exec=die_with_parent())
-        # PostgreSQL's backends lead sessions of their own: SIGQUIT makes the postmaster end them at once.
-        is_postgres = Path(command.argv[0]).name == "postgres"
-        self.reaper.watch(process.pid, signal.SIGQUIT if is_postgres else signal.SIGKILL)
+        # PostgreSQL's backends lead sessions of their own: on SIGQUIT the postmaster ends them at once.
+        last_word = signal.SIGQUIT if Path(command.argv[0]).name == "postgres" else signal.SIGKILL
+        process = services.spawn(command, before_exec=die_with_parent(last_word))
+        self.reaper.watch(process.pid, last_word)
         return process
