@@ -164,10 +164,9 @@ class Gateway:
         await self.settlement.drain(DRAIN_S)
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
-            now_s = loop.time()
+            now_s = time.monotonic()
             for generation in self.table:
                 generation.output.tick(now_s)
 

@@ -7,6 +7,7 @@ inbox, so a refused request leaves nothing behind.
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class Chat:
     async def start(self, request: Http) -> Started:
         """Admit a request and write it to the inbox. Raises one of contracts.errors."""
         loop = asyncio.get_running_loop()
-        arrived_s, now_ms = loop.time(), self._prices.now_ms()
+        arrived_s, now_ms = time.monotonic(), self._prices.now_ms()
         rid = new_rid(now_ms)
         request.scope["state"]["rid"] = rid
         authorization = request.headers.get("authorization")
@@ -185,7 +186,7 @@ class Chat:
                 model=model,
                 num_samples=chat.num_samples,
                 currency=self._currency,
-                now_s=loop.time,
+                now_s=time.monotonic,
             )
         template = ChunkTemplate(
             chunk_id=f"chatcmpl-{rid}",

@@ -13,6 +13,7 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -90,7 +91,7 @@ class Generation:
         self._prefills: dict[int, Slot] = {}
         self._num_done = 0
         self._queue_ms = 0.0
-        self._written_s = loop.time()
+        self._written_s = time.monotonic()
         self._timer = loop.call_later(deadline_s + DEADLINE_SLACK_S, self._deadline_passed)
 
     # -- events from the workers -----------------------------------------------------------------
@@ -140,7 +141,7 @@ class Generation:
         if notice.attempt != self.attempt and not self._advance(notice.attempt):
             return
         if self.placed is None:
-            self._queue_ms = (self._loop.time() - self._written_s) * 1000
+            self._queue_ms = (time.monotonic() - self._written_s) * 1000
         self.placed = notice
         self.output.placed()
         if self.ending is not None:
@@ -277,7 +278,7 @@ class Generation:
             Closed(
                 event=event,
                 entry_id=self.entry_id,
-                ended_unix_ms=self.terms.arrived_unix_ms + int((self._loop.time() - self.terms.arrived_s) * 1000),
+                ended_unix_ms=self.terms.arrived_unix_ms + int((time.monotonic() - self.terms.arrived_s) * 1000),
                 phase_blamed=blamed(event, self.terms.owner.slo),
             )
         )
@@ -291,7 +292,7 @@ class Generation:
                 prefills=self._prefills,
                 first_sent_s=self.output.first_sent_s,
                 queue_ms=self._queue_ms,
-                now_s=self._loop.time(),
+                now_s=time.monotonic(),
             )
         return usage_event(
             self.terms,

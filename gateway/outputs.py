@@ -5,6 +5,7 @@ per batch, since it is armed again only when it has taken everything.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
@@ -80,7 +81,7 @@ class EventStream:
         self.first_sent_s: float | None = None
         self.refusal: ServingError | None = None  # set only while the head is held
         self.closed = False
-        self.last_write_s = loop.time()
+        self.last_write_s = time.monotonic()
         self._loop = loop
         self._template = template
         self._prefix = list(template.first_prefix)  # per sample; the role goes with the first chunk
@@ -178,7 +179,7 @@ class EventStream:
                 continue
             frame = b"".join(pending)
             pending.clear()
-            self.last_write_s = self._loop.time()
+            self.last_write_s = time.monotonic()
             if self.first_sent_s is None and self._any_spoken:
                 self.first_sent_s = self.last_write_s
             yield frame
