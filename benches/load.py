@@ -7,6 +7,7 @@ inside one chunk), so that on two cores the client's own share stays small. Its 
 import asyncio
 import json
 import time
+from typing import cast
 from dataclasses import dataclass, field
 
 END = b"data: [DONE]"
@@ -39,8 +40,7 @@ class Client(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
