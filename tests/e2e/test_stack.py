@@ -86,7 +86,7 @@ async def test_the_answer_the_usage_rows_and_the_workers_counts_agree(
     async with httpx.AsyncClient(base_url=stack.url, headers={"Authorization": f"Bearer {stack.api_key}"}) as http:
         shown = (await http.get(f"/v1/requests/{rid}")).json()
     assert shown["path"] == "pd"
-    assert {m: shown["meters"][m]["tokens"] for m in first} == first
+    assert {record["meter"]: record["tokens"] for record in shown["meters"]} == first
     assert await ledger_is_balanced(database)
     await until(lambda: nothing_is_reserved(redis), 10)
 
