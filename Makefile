@@ -16,13 +16,13 @@ $(VENV)/.base: requirements/base.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pdgate needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Set PYTHON=python3.12, say.")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "pdgate: '$(PYTHON) -m venv' failed: install your distribution's python3-venv" >&2; exit 2; }
 	@echo "Installing pdgate into $(VENV) …"
-	@$(PIP) -r requirements/base.txt
+	@$(PIP) --no-deps -r requirements/base.txt
 	@$(PIP) --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.base
 	@echo "Installing the development tools …"
-	@$(PIP) -r requirements/dev.txt
+	@$(PIP) --no-deps -r requirements/dev.txt
 	@touch $@
 
 .PHONY: setup
