@@ -11,7 +11,6 @@ from typing import Final
 
 import structlog
 import uvloop
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,7 +22,7 @@ from billing.delivery import Backoff, Delivery
 from billing.partitions import Partitions, ensure_partitions
 from billing.prices import sync_catalog
 from billing.settings import Settings
-from billing.streams import GroupReader
+from billing.streams import GroupReader, redis_client
 from billing.sweeper import Sweeper
 from contracts import keys
 from contracts.catalog import Catalog, CatalogError, read_catalog
@@ -72,7 +71,7 @@ class Upkeep:
 async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) -> None:
     """Run every loop until SIGTERM or SIGINT."""
     engine = create_engine(settings.database_url, pool_size=settings.consumers + 3)
-    redis = Redis.from_url(settings.redis_url, max_connections=settings.consumers * 2 + 8)
+    redis = redis_client(settings.redis_url, max_connections=settings.consumers * 2 + 8)
     name = f"billing-{uuid.uuid4()}"
     partitions = Partitions(engine, days_ahead=_DAYS_AHEAD)
 

@@ -10,8 +10,13 @@ from contracts.environment import asyncpg_url
 
 
 def create_engine(database_url: str, *, pool_size: int = 4) -> AsyncEngine:
-    """Return an engine on `postgresql://...`. Connects on first use."""
-    return create_async_engine(asyncpg_url(database_url), pool_size=pool_size, pool_pre_ping=True)
+    """Return an engine on `postgresql://...`. Connects on first use; no statement runs longer than a minute."""
+    return create_async_engine(
+        asyncpg_url(database_url),
+        pool_size=pool_size,
+        pool_pre_ping=True,
+        connect_args={"timeout": 5, "command_timeout": 60},
+    )
 
 
 @asynccontextmanager

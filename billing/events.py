@@ -61,8 +61,9 @@ def decode_event(raw: bytes) -> Decoded:
     except msgspec.DecodeError as error:
         raise Poison("undecodable", str(error)) from None
     request_id = decode_request_id(event.rid)
-    if min(event.tokens.of(meter) for meter in Meter) < 0 or event.reasoning_tokens < 0:
-        raise Poison("negative_tokens", f"{event.tokens} of request {event.rid}")
+    tokens = event.tokens
+    if min(tokens.prefill_computed, tokens.prefill_cached, tokens.decode, event.reasoning_tokens) < 0:
+        raise Poison("negative_tokens", f"{tokens} of request {event.rid}")
     return Decoded(event, request_id, request_id.int >> 80)
 
 

@@ -6,7 +6,6 @@ that costs nothing posts nothing: there is no money to move, and its counts are 
 The database refuses what breaks the rules (migrations/versions/0002_billing.py).
 """
 
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -15,24 +14,31 @@ import asyncpg
 from billing.events import Rated
 from contracts.rating import Meter
 
-USAGE: Final = "usage"
-
-_OPEN = """
+_OPEN: Final = """
 INSERT INTO billing.account (code, kind, organisation, meter)
 SELECT code, kind, organisation, meter::billing.meter
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS new (code, kind, organisation, meter)
 ON CONFLICT DO NOTHING
 """
-_FIND = "SELECT code, id FROM billing.account WHERE code = ANY ($1::text[])"
-_TRANSACTIONS = """
-INSERT INTO billing.ledger_transaction (id, kind, organisation, at)
-SELECT id, 'usage', organisation, at
-FROM unnest($1::uuid[], $2::text[], $3::timestamptz[]) AS new (id, organisation, at)
-ON CONFLICT DO NOTHING RETURNING id
-"""
-_ENTRIES = """
+_FIND: Final = "SELECT code, id FROM billing.account WHERE code = ANY ($1::text[])"
+_POST: Final = """
+WITH incoming AS MATERIALIZED (
+    SELECT *
+    FROM unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[])
+        AS column_by_column (id, organisation, at, receivable, computed, cached, decode)
+), posted AS (
+    INSERT INTO billing.ledger_transaction (id, kind, organisation, at)
+    SELECT id, 'usage', organisation, at FROM incoming
+    ON CONFLICT DO NOTHING RETURNING id
+)
 INSERT INTO billing.ledger_entry (transaction_id, account_id, amount)
-SELECT * FROM unnest($1::uuid[], $2::integer[], $3::bigint[])
+SELECT id, account_id, amount
+FROM posted JOIN incoming USING (id)
+CROSS JOIN LATERAL (
+    VALUES (receivable, computed + cached + decode), ($8::integer, -computed), ($9::integer, -cached),
+        ($10::integer, -decode)
+) AS entry (account_id, amount)
+WHERE amount <> 0
 """
 
 
@@ -65,33 +71,19 @@ class Ledger:
         await connection.execute(_OPEN, missing, *columns)
         self._accounts |= {row["code"]: row["id"] for row in await connection.fetch(_FIND, missing)}
 
-    async def post_usage(self, connection: asyncpg.Connection, requests: Sequence[Rated]) -> int:
-        """Post the requests that cost something and are not posted yet; return the nano-units posted."""
+    async def post_usage(self, connection: asyncpg.Connection, requests: Sequence[Rated]) -> None:
+        """Post the requests that cost something and are not posted yet. The caller's transaction commits."""
         costly = [one for one in requests if one.cost > 0]
         if not costly:
-            return 0
-        posted = await connection.fetch(
-            _TRANSACTIONS,
-            [one.request_id for one in costly],
-            [one.event.org for one in costly],
-            [one.at for one in costly],
-        )
-        new = {row["id"] for row in posted}
-        ids: list[uuid.UUID] = []
-        accounts: list[int] = []
-        amounts: list[int] = []
-        total = 0
-        for one in costly:
-            if one.request_id not in new:
-                continue
-            total += one.cost
-            ids.append(one.request_id)
-            accounts.append(self._accounts[receivable(one.event.org)])
-            amounts.append(one.cost)
-            for record in one.records:
-                if record.cost:
-                    ids.append(one.request_id)
-                    accounts.append(self._accounts[revenue(record.meter)])
-                    amounts.append(-record.cost)
-        await connection.execute(_ENTRIES, ids, accounts, amounts)
-        return total
+            return
+        rows = [
+            (
+                one.request_id,
+                one.event.org,
+                one.at,
+                self._accounts[receivable(one.event.org)],
+                *(record.cost for record in one.records),
+            )
+            for one in costly
+        ]
+        await connection.execute(_POST, *zip(*rows, strict=True), *(self._accounts[revenue(meter)] for meter in Meter))

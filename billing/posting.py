@@ -1,12 +1,13 @@
-"""Writes rated requests: requests, usage records, rollup and ledger, in the caller's one transaction.
+"""Writes rated requests: requests, usage records, rollup and ledger, in one transaction per batch.
 
 Whether a request is new is decided once, by the insert into `request`; everything else is written only for
 those rows. So a batch may be written again, by anybody, at any time, and changes nothing.
 Rows and groups go in sorted order, so that two consumers with the same entries wait instead of deadlocking.
+
+Each value crosses once, in one array per column: encoding arrays is what the consumer's CPU goes into.
 """
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from billing.events import Rated
 from billing.ledger import Ledger
 from contracts.rating import Meter
 
-_REQUEST_COLUMNS: Final[Mapping[str, str]] = {
+_REQUEST: Final[dict[str, str]] = {
     "request_id": "uuid",
     "at": "timestamptz",
     "organisation": "text",
@@ -52,59 +53,45 @@ _REQUEST_COLUMNS: Final[Mapping[str, str]] = {
     "cost": "bigint",
     "answered_cost": "bigint",
 }
-_RECORD_COLUMNS: Final[Mapping[str, str]] = {
-    "request_id": "uuid",
-    "meter": "text",
-    "at": "timestamptz",
-    "organisation": "text",
-    "project": "text",
-    "key_id": "text",
-    "model": "text",
-    "tier": "text",
-    "pool": "text",
-    "worker": "text",
-    "path": "text",
-    "hand_off": "text",
-    "attempts": "integer",
-    "batch": "boolean",
-    "tokens": "bigint",
-    "price_version": "integer",
-    "price": "bigint",
-    "cost": "bigint",
-    "billable": "boolean",
-}
-_HOURLY_COLUMNS: Final[Mapping[str, str]] = {
-    "organisation": "text",
-    "hour": "timestamptz",
-    "project": "text",
-    "key_id": "text",
-    "model": "text",
-    "tier": "text",
-    "batch": "boolean",
-    "billable": "boolean",
-    "meter": "text",
-    "tokens": "bigint",
-    "cost": "bigint",
-    "requests": "bigint",
-}
+_OF_METER: Final = {f"{figure}_of_{meter}": "bigint" for meter in Meter for figure in ("tokens", "price", "cost")}
 
-
-def _insert(table: str, columns: Mapping[str, str]) -> str:
-    """Return an insert of whole columns: one array per column, one row per position."""
-    arrays = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(columns.values(), 1))
-    values = ", ".join(f"{name}::billing.meter" if name == "meter" else name for name in columns)
-    names = ", ".join(columns)
-    return f"INSERT INTO billing.{table} ({names}) SELECT {values} FROM unnest({arrays}) AS new ({names})"  # noqa: S608 - our own names
-
-
-_REQUESTS: Final = _insert("request", _REQUEST_COLUMNS) + " ON CONFLICT DO NOTHING RETURNING request_id"
-_RECORDS: Final = _insert("usage_record", _RECORD_COLUMNS)
-_HOURLY: Final = (
-    _insert("usage_hourly AS old", _HOURLY_COLUMNS)
-    + " ON CONFLICT (organisation, hour, project, key_id, model, tier, batch, billable, meter) DO UPDATE SET"
-    " tokens = old.tokens + excluded.tokens, cost = old.cost + excluded.cost,"
-    " requests = old.requests + excluded.requests"
+_names: Final = ", ".join(_REQUEST)
+_arrays: Final = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate((_REQUEST | _OF_METER).values(), 1))
+_PREFILLED_BY: Final = "coalesce(nullif(prefill_worker, ''), decode_worker)"
+_meters: Final = ", ".join(
+    f"('{meter}'::billing.meter, tokens_of_{meter}, price_of_{meter}, cost_of_{meter},"
+    f" {'decode_worker' if meter is Meter.DECODE else _PREFILLED_BY})"
+    for meter in Meter
 )
+
+_POST: Final = f"""
+WITH incoming AS MATERIALIZED (
+    SELECT * FROM unnest({_arrays}) AS column_by_column ({", ".join(_REQUEST | _OF_METER)})
+), fresh AS (
+    INSERT INTO billing.request ({_names}) SELECT {_names} FROM incoming
+    ON CONFLICT DO NOTHING RETURNING request_id
+), metered AS MATERIALIZED (
+    SELECT incoming.*, meter, tokens, price, one.cost AS meter_cost, worker
+    FROM fresh JOIN incoming USING (request_id)
+    CROSS JOIN LATERAL (VALUES {_meters}) AS one (meter, tokens, price, cost, worker)
+), records AS (
+    INSERT INTO billing.usage_record (request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
+        path, hand_off, attempts, batch, tokens, price_version, price, cost, billable)
+    SELECT request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
+        path, hand_off, attempts, batch, tokens, price_version, price, meter_cost, billable
+    FROM metered
+), hourly AS (
+    INSERT INTO billing.usage_hourly AS old (organisation, hour, project, key_id, model, tier, batch, billable, meter,
+        tokens, cost, requests)
+    SELECT organisation, date_trunc('hour', at, 'UTC'), project, key_id, model, tier, batch, billable, meter,
+        sum(tokens), sum(meter_cost), count(*)
+    FROM metered GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    ON CONFLICT (organisation, hour, project, key_id, model, tier, batch, billable, meter) DO UPDATE
+    SET tokens = old.tokens + excluded.tokens, cost = old.cost + excluded.cost,
+        requests = old.requests + excluded.requests
+)
+SELECT request_id FROM fresh
+"""  # noqa: S608 - our own column names
 
 _by_id = attrgetter("request_id")
 
@@ -114,24 +101,18 @@ async def post(connection: asyncpg.Connection, ledger: Ledger, batch: Sequence[R
 
     Opens its own transaction. Raises asyncpg.PostgresError, also for values that Postgres does not take.
     """
-    unique = sorted({one.request_id: one for one in batch}.values(), key=_by_id)
+    unique = sorted({one.request_id: one for one in reversed(batch)}.values(), key=_by_id)
     await ledger.open_accounts(connection, {one.event.org for one in unique if one.cost})
     async with connection.transaction():
-        inserted = await connection.fetch(_REQUESTS, *_columns(_request_row(one) for one in unique))
+        inserted = await connection.fetch(_POST, *zip(*map(_row, unique), strict=True))
         ids = {row["request_id"] for row in inserted}
         new = [one for one in unique if one.request_id in ids]
-        if new:
-            await connection.execute(_RECORDS, *_columns(row for one in new for row in _record_rows(one)))
-            await connection.execute(_HOURLY, *_columns(_hourly_rows(new)))
-            await ledger.post_usage(connection, new)
+        await ledger.post_usage(connection, new)
     return new
 
 
-def _columns(rows: Any) -> list[tuple[Any, ...]]:
-    return list(zip(*rows, strict=True))
-
-
-def _request_row(one: Rated) -> tuple[Any, ...]:
+def _row(one: Rated) -> tuple[Any, ...]:
+    """Return the values of one request in the order of _REQUEST and _OF_METER."""
     event, seen = one.event, one.event.timings
     return (
         one.request_id,
@@ -174,51 +155,5 @@ def _request_row(one: Rated) -> tuple[Any, ...]:
         one.price.version,
         one.cost,
         event.cost,
+        *(figure for record in one.records for figure in (record.tokens, record.price, record.cost)),
     )
-
-
-def _record_rows(one: Rated) -> list[tuple[Any, ...]]:
-    event = one.event
-    who = (one.at, event.org, event.project, event.key_id, event.model, event.tier, event.pool)
-    how = (event.path, event.hand_off, event.attempts, event.batch)
-    return [
-        (
-            one.request_id,
-            record.meter.value,
-            *who,
-            event.decode_worker if record.meter is Meter.DECODE else event.prefill_worker or event.decode_worker,
-            *how,
-            record.tokens,
-            one.price.version,
-            record.price,
-            record.cost,
-            one.billable,
-        )
-        for record in one.records
-    ]
-
-
-def _hourly_rows(requests: Sequence[Rated]) -> list[tuple[Any, ...]]:
-    totals: dict[tuple[Any, ...], list[int]] = {}
-    for one in requests:
-        event = one.event
-        group = (
-            event.org,
-            _hour(one.at),
-            event.project,
-            event.key_id,
-            event.model,
-            event.tier,
-            event.batch,
-            one.billable,
-        )
-        for record in one.records:
-            sums = totals.setdefault((*group, record.meter.value), [0, 0, 0])
-            sums[0] += record.tokens
-            sums[1] += record.cost
-            sums[2] += 1
-    return [(*key, *totals[key]) for key in sorted(totals)]
-
-
-def _hour(at: datetime) -> datetime:
-    return at.replace(minute=0, second=0, microsecond=0)

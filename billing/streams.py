@@ -8,17 +8,20 @@
 Any number of consumers may do this at once: one entry may reach two of them, but never none.
 """
 
+from asyncio import timeout
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
 from contracts.wire import FIELD
 
 _FIELD: Final = FIELD.encode()
 _GONE_AFTER_MS: Final = 3_600_000
+_ANSWER_S: Final = 10.0  # for any command, beyond the time it may block
 
 # Only the consumer whose XACK counted buries, so that two holders of one entry bury it once.
 _BURY: Final = """
@@ -27,6 +30,15 @@ redis.call('XADD', KEYS[2], '*', 'd', ARGV[3], 'reason', ARGV[4], 'entry', ARGV[
 redis.call('XDEL', KEYS[1], ARGV[2])
 return 1
 """
+
+
+def redis_client(url: str, *, max_connections: int = 20) -> Redis:
+    """Return a client on `redis://...` or `unix://...`.
+
+    Without redis-py's own socket timeout: it uses asyncio.wait_for, which on Python 3.11 can swallow a
+    cancellation, and a loop that was told to stop would go on. Deadlines are asyncio.timeout's here.
+    """
+    return Redis.from_url(url, max_connections=max_connections, socket_timeout=None)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -54,7 +66,7 @@ class GroupReader:
         pipe = self._redis.pipeline(transaction=False)
         for stream in self._dead:
             pipe.xgroup_create(stream, self._group, id="0", mkstream=True)
-        for answer in await pipe.execute(raise_on_error=False):
+        for answer in await self._answers(pipe):
             if isinstance(answer, Exception) and "BUSYGROUP" not in str(answer):
                 raise answer
 
@@ -64,9 +76,10 @@ class GroupReader:
         A stream that lost its group (with all its data) gets it back. Raises redis.exceptions.RedisError.
         """
         try:
-            answer: Any = await self._redis.xreadgroup(
-                self._group, self._consumer, self._next, count=count, block=block_ms
-            )
+            async with timeout(block_ms / 1000 + _ANSWER_S):
+                answer: Any = await self._redis.xreadgroup(
+                    self._group, self._consumer, self._next, count=count, block=block_ms
+                )
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -81,7 +94,7 @@ class GroupReader:
         for stream in self._dead:
             pipe.xautoclaim(stream, self._group, self._consumer, min_idle_time=idle_ms, count=count)
         found: list[Entry] = []
-        for stream, answer in zip(self._dead, await pipe.execute(raise_on_error=False), strict=True):
+        for stream, answer in zip(self._dead, await self._answers(pipe), strict=True):
             if isinstance(answer, Exception):
                 if "NOGROUP" not in str(answer):
                     raise answer
@@ -98,13 +111,15 @@ class GroupReader:
         for stream, ids in by_stream.items():
             pipe.xack(stream, self._group, *ids)
             pipe.xdel(stream, *ids)
-        await pipe.execute()
+        async with timeout(_ANSWER_S):
+            await pipe.execute()
 
     async def bury(self, entry: Entry, reason: str) -> bool:
         """Move an entry to its dead-letter stream; return False when somebody else dealt with it."""
-        answer: Any = await self._bury(
-            keys=[entry.stream, self._dead[entry.stream]], args=[self._group, entry.entry_id, entry.raw, reason]
-        )
+        async with timeout(_ANSWER_S):
+            answer: Any = await self._bury(
+                keys=[entry.stream, self._dead[entry.stream]], args=[self._group, entry.entry_id, entry.raw, reason]
+            )
         return bool(answer == 1)
 
     async def backlog(self) -> tuple[int, int]:
@@ -112,15 +127,21 @@ class GroupReader:
         pipe = self._redis.pipeline(transaction=False)
         for stream in (*self._dead, *self._dead.values()):
             pipe.xlen(stream)
-        lengths: list[int] = await pipe.execute()
+        async with timeout(_ANSWER_S):
+            lengths: list[int] = await pipe.execute()
         return sum(lengths[: len(self._dead)]), sum(lengths[len(self._dead) :])
 
     async def forget_gone_consumers(self) -> None:
         """Remove the names of consumers that hold nothing and have not been seen for an hour."""
-        for stream in self._dead:
-            for consumer in await self._redis.xinfo_consumers(stream, self._group):
-                if consumer["pending"] == 0 and consumer["idle"] > _GONE_AFTER_MS:
-                    await self._redis.xgroup_delconsumer(stream, self._group, consumer["name"])
+        async with timeout(_ANSWER_S):
+            for stream in self._dead:
+                for consumer in await self._redis.xinfo_consumers(stream, self._group):
+                    if consumer["pending"] == 0 and consumer["idle"] > _GONE_AFTER_MS:
+                        await self._redis.xgroup_delconsumer(stream, self._group, consumer["name"])
+
+    async def _answers(self, pipe: Pipeline) -> list[Any]:
+        async with timeout(_ANSWER_S):
+            return list(await pipe.execute(raise_on_error=False))
 
 
 def _flat(entries: Any) -> Any:

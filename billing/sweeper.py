@@ -5,7 +5,7 @@ deadline + 120 s was left by both. The settle script decides races: the request 
 """
 
 import time
-from asyncio import sleep
+from asyncio import sleep, timeout
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ log: Final = structlog.get_logger()
 
 GRACE_MS: Final = 120_000
 _BATCH: Final = 200
+_SWEEP_S: Final = 60.0
 
 
 class Sweeper:
@@ -47,7 +48,8 @@ class Sweeper:
         """Sweep every period until cancelled."""
         while True:
             try:
-                await self.sweep()
+                async with timeout(_SWEEP_S):
+                    await self.sweep()
             except (RedisError, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
             await sleep(self._period_s)
