@@ -72,8 +72,7 @@ class StreamAnswer(ASGIResponse):
             processing_ms = (time.monotonic() - generation.terms.arrived_s) * 1000
             self.headers.add("openai-processing-ms", str(int(processing_ms)))
             await self.start_response(send)
-            async for frame in output.frames():
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            await output.pump(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()

@@ -11,7 +11,7 @@ from litestar import Litestar
 from litestar.exceptions import HTTPException
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contracts.catalog import Catalog
@@ -51,6 +51,7 @@ log = structlog.get_logger()
 DRAIN_S: Final = 0.8
 _RESTART_S: Final = 0.5
 _TICK_S: Final = 1.0
+_REDIS_CONNECTIONS: Final = 16
 
 
 class Outward:
@@ -69,8 +70,8 @@ class Gateway:
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
         self.gateway_id = gateway_id
-        self.redis = Redis.from_url(settings.redis_url, socket_timeout=2.0, socket_connect_timeout=1.0)
-        self._blocking_redis = Redis.from_url(settings.redis_url, socket_timeout=4.0, socket_connect_timeout=1.0)
+        self.redis = _redis(settings.redis_url, connections=_REDIS_CONNECTIONS, timeout_s=2.0)
+        self._blocking_redis = _redis(settings.redis_url, connections=1, timeout_s=4.0)
         self.engine = create_async_engine(
             asyncpg_url(settings.database_url),
             pool_size=4,
@@ -169,6 +170,14 @@ class Gateway:
             now_s = time.monotonic()
             for generation in self.table:
                 generation.output.tick(now_s)
+
+
+def _redis(url: str, *, connections: int, timeout_s: float) -> Redis:
+    """Return a client whose callers wait for a connection instead of failing when all are in use."""
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=connections, timeout=timeout_s, socket_timeout=timeout_s, socket_connect_timeout=1.0
+    )
+    return Redis.from_pool(pool)
 
 
 async def _keep(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ from contracts.identity import rid_from_bytes
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
 from contracts.wire import PHASE_FROM_PB, VERSION, WorkerRef
+from gateway.outputs import Output
 from gateway.slots import Slot
 from gateway.table import LiveTable
 
@@ -146,19 +147,29 @@ class WorkerLink:
             return
         for opened in batch.opened:
             self._open(opened)
-        find = self._slots.get
+        find, touched = self._slots.get, []
         for handle, text, num_tokens in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
             slot = find(handle)
             if slot is not None:
                 slot.push(text, num_tokens)
+                touched.append(slot.output)
         if batch.finished:
-            for finished in batch.finished:
-                slot = self._slots.pop(finished.handle, None)
-                if slot is not None:
-                    slot.finish(finished)
+            touched += self._finish(batch)
             self._wake.set()
         elif self._seq - self._acked >= ACK_EVERY:
             self._wake.set()
+        for output in touched:
+            output.flush()
+
+    def _finish(self, batch: pb.StepBatch) -> list[Output]:
+        """End the requests whose end the batch holds, and return their outputs."""
+        ended: list[Output] = []
+        for finished in batch.finished:
+            slot = self._slots.pop(finished.handle, None)
+            if slot is not None:
+                slot.finish(finished)
+                ended.append(slot.output)
+        return ended
 
     def _is_next(self, batch: pb.StepBatch) -> bool:
         """Check epoch, sequence number and the worker's own word on losses."""

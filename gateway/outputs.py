@@ -1,17 +1,18 @@
 """Where an answer goes: an event stream, or one JSON body.
 
-The generation writes without awaiting; one reader per request waits. A reader is woken at most once
-per batch, since it is armed again only when it has taken everything.
+The generation writes without awaiting. What it wrote is sent in the same call (gateway.pump), chunks of one
+batch as one send; the task of the response sleeps until the end or until the server is behind.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from contracts.errors import ServingError, openai_body
 from contracts.lifecycle import FinishReason
 from contracts.usage import UsageEvent
+from gateway.pump import Send, Suspended, begin
 from gateway.schemas.answers import (
     AssistantMessage,
     ChatCompletion,
@@ -42,6 +43,10 @@ class Output(Protocol):
         """Write the text of one chunk."""
         ...
 
+    def flush(self) -> None:
+        """Send what was written since the last flush. Called once per batch."""
+        ...
+
     def sample_finished(self, sample: int, reason: FinishReason) -> None:
         """Write the end of one sample."""
         ...
@@ -66,7 +71,8 @@ class Output(Protocol):
 class EventStream:
     """An answer as server-sent events.
 
-    Reader: `head` until the status line may be sent, then `frames`.
+    The response waits for `head`, then lends its `send` to `pump` until everything is sent. In between,
+    whoever writes also sends: the link once per batch (`flush`), the rest at once.
     """
 
     def __init__(
@@ -80,21 +86,23 @@ class EventStream:
     ) -> None:
         self.first_sent_s: float | None = None
         self.refusal: ServingError | None = None  # set only while the head is held
-        self.closed = False
-        self.last_write_s = time.monotonic()
         self._loop = loop
         self._template = template
         self._prefix = list(template.first_prefix)  # per sample; the role goes with the first chunk
-        self._text_prefix = template.text_prefix
         self._suffix = template.text_suffix
         self._spoken = [False] * num_samples
+        self._any_spoken = False
         self._with_usage = with_usage
         self._currency = currency
         self._pending: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._any_spoken = False
-        self._head_sent = False
+        self._closed = False
         self._head_free = False
+        self._head_sent = False
+        self._last_sent_s = time.monotonic()
+        self._send: Send | None = None
+        self._suspended: Suspended | None = None
+        self._broken: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     # -- the generation writes ------------------------------------------------------------------------
 
@@ -104,38 +112,56 @@ class EventStream:
         self._wake()
 
     def piece(self, sample: int, text: str) -> None:
-        """Append one chunk. The hot path: once per token."""
-        spoken = self._spoken[sample]
-        if text or not spoken:
-            pending = self._pending
-            pending.append(self._prefix[sample])
-            pending.append(encode_text(text))
-            pending.append(self._suffix)
-            if not spoken:
-                self._spoken[sample] = self._any_spoken = True
-                self._prefix[sample] = self._text_prefix[sample]
-            waiter = self._waiter
-            if waiter is not None:
-                self._waiter = None
-                if not waiter.done():
-                    waiter.set_result(None)
+        """Append one chunk; `flush` sends it. The hot path: once per token."""
+        if self._spoken[sample]:
+            if text:
+                pending = self._pending
+                pending.append(self._prefix[sample])
+                pending.append(encode_text(text))
+                pending.append(self._suffix)
+            return
+        self._pending += (self._prefix[sample], encode_text(text), self._suffix)
+        self._prefix[sample] = self._template.text_prefix[sample]
+        self._spoken[sample] = self._any_spoken = True
+
+    def flush(self) -> None:
+        """Send what is pending, if the head is sent and the server is not behind. Once per batch and stream."""
+        pending = self._pending
+        if not pending:
+            return
+        send = self._send
+        if send is None or self._suspended is not None:
+            self._wake()  # the head may go now; or the response's task sends when the server has room
+            return
+        frame = b"".join(pending)
+        pending.clear()
+        self._last_sent_s = now_s = time.monotonic()
+        if self.first_sent_s is None and self._any_spoken:
+            self.first_sent_s = now_s
+        try:
+            self._suspended = begin(send({"type": "http.response.body", "body": frame, "more_body": True}))
+        except Exception as error:  # noqa: BLE001 - the response's own fault; others of the batch must not suffer
+            self._broken, self._send = error, None
+            self._wake()
+            return
+        if self._suspended is not None:
+            self._wake()
 
     def sample_finished(self, sample: int, reason: FinishReason) -> None:
-        """Append the chunk with the finish reason."""
+        """Append the chunk with the finish reason; `flush` sends it."""
         if not self._spoken[sample]:
             self.piece(sample, "")
         self._pending.append(self._template.finish(sample, reason))
-        self._wake()
 
     def succeeded(self, event: UsageEvent) -> None:
-        """Append the usage, if asked for, and [DONE]."""
+        """Send the usage, if asked for, and [DONE]."""
         if self._with_usage:
             self._pending.append(self._template.usage(usage_of(event), served_of(event, self._currency)))
         self._pending.append(DONE)
         self._close()
 
     def failed(self, error: ServingError) -> None:
-        """Append the error, or give it to whoever holds the head."""
+        """Send the error, or give it to whoever holds the head."""
         if self._head_sent:
             self._pending.append(error_event(openai_body(error)))
         else:
@@ -149,10 +175,10 @@ class EventStream:
         self._close()
 
     def tick(self, now_s: float) -> None:
-        """Append a comment after PING_S of silence. Only for a stream whose head is sent."""
-        if self._head_sent and not self.closed and now_s - self.last_write_s >= PING_S:
+        """Send a comment after PING_S of silence, once the head is sent."""
+        if self._head_sent and not self._closed and now_s - self._last_sent_s >= PING_S:
             self._pending.append(PING)
-            self._wake()
+            self.flush()
 
     # -- the response reads -------------------------------------------------------------------------------
 
@@ -160,36 +186,39 @@ class EventStream:
         """Wait until the head may be sent: placed, refused, a first token, or `timeout_s`. See `refusal`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not (self._head_free or self._pending or self.closed):
+                while not (self._head_free or self._pending or self._closed):
                     await self._wait()
         except TimeoutError:
             pass
         if self.refusal is None:
             self._head_sent = True
 
-    async def frames(self) -> AsyncIterator[bytes]:
-        """Yield what is to be sent; chunks that piled up come as one."""
-        pending = self._pending
-        while True:
-            if not pending:
-                if self.closed:
-                    return
-                self._waiter = waiter = self._loop.create_future()
-                await waiter
-                continue
-            frame = b"".join(pending)
-            pending.clear()
-            self.last_write_s = time.monotonic()
-            if self.first_sent_s is None and self._any_spoken:
-                self.first_sent_s = self.last_write_s
-            yield frame
+    async def pump(self, send: Send) -> None:
+        """Let everything that is written be sent by `send`, and return when the last of it is.
+
+        Raises:
+            Exception: what `send` raised.
+        """
+        self._send = send
+        self.flush()
+        while self._broken is None:
+            if self._suspended is not None:
+                await self._suspended
+                self._suspended = None
+                self.flush()
+            elif self._closed and not self._pending:
+                return
+            else:
+                await self._wait()
+        raise self._broken
 
     async def _wait(self) -> None:
         self._waiter = waiter = self._loop.create_future()
         await waiter
 
     def _close(self) -> None:
-        self.closed = True
+        self._closed = True
+        self.flush()
         self._wake()
 
     def _wake(self) -> None:
@@ -224,6 +253,9 @@ class WholeAnswer:
         if self.first_sent_s is None:
             self.first_sent_s = self._now_s()
         self._texts[sample].append(text)
+
+    def flush(self) -> None:
+        """Nothing is sent before the end."""
 
     def sample_finished(self, sample: int, reason: FinishReason) -> None:
         """Keep the finish reason."""
