@@ -39,6 +39,14 @@ from tests.processes import REPOSITORY, Stack
 MODEL = "tiny"
 RESULTS = REPOSITORY / "benches" / "results" / "latest.json"
 PROMPT = "Tell me a story about a lighthouse keeper who counts ships. " * 2
+INSTANT = {  # everything but the decode clock takes no time, so that what is left is ours
+    "WORKER_PREFILL_MS": "0",
+    "WORKER_PREFILL_MS_PER_TOKEN": "0",
+    "WORKER_TRANSFER_MS": "0",
+    "WORKER_STEP_MS_PER_REQUEST": "0",
+    "WORKER_STEP_MS_PER_KV_TOKEN": "0",
+    "WORKER_MAX_RUNNING": "1024",
+}
 CATALOG = """
 [models.tiny]
 tokenizer = "tiny"
@@ -178,10 +186,11 @@ def services(folder: Path) -> Iterator[tuple[Service, Service]]:
 
 async def run_row(row: Row, stack: Stack, pids: dict[str, int], repeats: int) -> tuple[list[Measured], list[Measured]]:
     """Return the runs through pdgate and the runs straight to the worker, in turn."""
-    environ = {"WORKER_STEP_MS": str(row.step_ms), "WORKER_PREFILL_MS": "0", "WORKER_PREFILL_MS_PER_TOKEN": "0"}
+    environ = {"WORKER_STEP_MS": str(row.step_ms), **INSTANT}
     stack.add_worker("prefill-0", role="prefill", environ=environ)
     stack.add_worker("decode-0", role="decode", environ=environ)
-    stack.add_worker("direct-0", role="unified", pool="direct", environ=environ)
+    alone = {"WORKER_CATALOG": str(stack.folder / "direct.toml")}  # a pool that no scheduler and no gateway knows
+    stack.add_worker("direct-0", role="unified", pool="direct", environ=environ | alone)
     workers = ("prefill-0", "decode-0", "direct-0")
     stack.start(*workers)
     ours, theirs = [], []
@@ -277,29 +286,32 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {model}, Python {platform.python_version()}"
 
 
-async def run_rows(folder: Path, numbers: list[int], repeats: int) -> dict[str, dict[str, Any]]:
+async def run_rows(
+    folder: Path, valkey: Service, postgres: Service, numbers: list[int], repeats: int
+) -> dict[str, dict[str, Any]]:
     """Start everything but the workers, then run the rows with these numbers (from 1)."""
-    catalog = folder / "models.toml"
-    models = timed_models(folder / "models", {MODEL})
     rows: dict[str, dict[str, Any]] = {}
-    with services(folder) as (valkey, postgres):
-        stack = Stack(
-            folder=folder, redis_url=valkey.url, database_url=postgres.url, catalog_file=catalog, models_dir=models
-        )
-        await stack.seed()
-        stack.add_gateway()
-        stack.add_scheduler()
-        stack.add_billing()
-        stack.start()
-        pids = {name: process.pid for name, process in stack.processes.items()}
-        pids |= {"valkey": valkey.process.pid, "postgres": postgres.process.pid}
-        try:
-            for number in numbers:
-                row = ROWS[number - 1]
-                ours, theirs = await run_row(row, stack, pids, repeats)
-                rows[row.name] = {"pdgate": summary(ours), "direct": summary(theirs)}
-        finally:
-            stack.stop()
+    stack = Stack(
+        folder=folder,
+        redis_url=valkey.url,
+        database_url=postgres.url,
+        catalog_file=folder / "models.toml",
+        models_dir=timed_models(folder / "models", {MODEL}),
+    )
+    await stack.seed()
+    stack.add_gateway()
+    stack.add_scheduler()
+    stack.add_billing()
+    stack.start()
+    pids = {name: process.pid for name, process in stack.processes.items()}
+    pids |= {"valkey": valkey.process.pid, "postgres": postgres.process.pid}
+    try:
+        for number in numbers:
+            row = ROWS[number - 1]
+            ours, theirs = await run_row(row, stack, pids, repeats)
+            rows[row.name] = {"pdgate": summary(ours), "direct": summary(theirs)}
+    finally:
+        stack.stop()
     return rows
 
 
@@ -314,8 +326,10 @@ def main() -> None:
     try:
         folder.chmod(0o755)
         (folder / "models.toml").write_text(CATALOG)
+        (folder / "direct.toml").write_text(CATALOG.replace("models.tiny", "models.direct"))
         numbers = arguments.rows or list(range(1, len(ROWS) + 1))
-        rows = asyncio.run(run_rows(folder, numbers, arguments.repeats))
+        with services(folder) as (valkey, postgres):
+            rows = asyncio.run(run_rows(folder, valkey, postgres, numbers, arguments.repeats))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if arguments.rows:

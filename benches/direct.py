@@ -59,10 +59,11 @@ class DirectClient:
 
     async def _reports(self, control: AsyncIterator[pb.ControlReport], ready: asyncio.Event) -> None:
         async for report in control:
-            if report.HasField("inventory"):
-                ready.set()
-            if report.HasField("rejected"):
-                raise RuntimeError(f"worker refused: {report.rejected.code} {report.rejected.message}")
+            for one in (report, *report.also):
+                if one.HasField("inventory"):
+                    ready.set()
+                if one.HasField("rejected"):
+                    raise RuntimeError(f"worker refused: {one.rejected.code} {one.rejected.message}")
 
     async def _batches(self, attach: AsyncIterator[pb.StepBatch]) -> None:
         async for batch in attach:
@@ -84,7 +85,7 @@ class DirectClient:
                 if entry is not None:
                     del self._running[entry[0]]
                     entry[1].done.set()
-            if batch.finished:
+            if batch.finished or batch.seq % 16 == 0:
                 self._acks.put_nowait(pb.AttachCommand(ack=pb.Ack(seq=batch.seq)))
 
     async def one(self, prompt: list[int], max_tokens: int, deadline_s: float = 120) -> Direct:

@@ -7,8 +7,8 @@ inside one chunk), so that on two cores the client's own share stays small. Its 
 import asyncio
 import json
 import time
-from typing import cast
 from dataclasses import dataclass, field
+from typing import cast
 
 END = b"data: [DONE]"
 
