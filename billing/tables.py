@@ -176,7 +176,7 @@ ledger_entry = sa.Table(
     "ledger_entry",
     METADATA,
     sa.Column("transaction_id", sa.Uuid, sa.ForeignKey(ledger_transaction.c.id), primary_key=True),
-    sa.Column("account_id", sa.Integer, sa.ForeignKey(account.c.id), primary_key=True, autoincrement=False),
+    sa.Column("account_id", sa.Integer, primary_key=True, autoincrement=False),  # of `account`; a trigger checks
     sa.Column("amount", sa.BigInteger, nullable=False),  # nano; debit > 0, credit < 0
     sa.CheckConstraint("amount <> 0", name="not_zero"),
 )
