@@ -55,7 +55,7 @@ async def open_database() -> AsyncIterator[AsyncEngine]:
 @asynccontextmanager
 async def open_redis() -> AsyncIterator[Redis]:
     """Give a client of the stack's Valkey."""
-    client = Redis.from_url(redis_url())
+    client = Redis.from_url(redis_url(), socket_timeout=None)
     try:
         yield client
     finally:

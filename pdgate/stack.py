@@ -20,8 +20,9 @@ from typing import IO, Final
 
 import httpx
 import msgspec
+from alembic.util.exc import CommandError
 
-from contracts.catalog import Catalog, read_catalog
+from contracts.catalog import Catalog, CatalogError, read_catalog
 from migrations.upgrade import upgrade
 from pdgate import preflight
 from pdgate.children import Children, Reaper
@@ -52,7 +53,7 @@ def run_stack(options: Options, layout: Layout, catalog_file: Path) -> int:
         options = _checked(options, layout, screen)
         with preflight.take_lock(layout.lock_file) as lock:
             return asyncio.run(_Stack(options, layout, catalog_file, catalog, screen).run(lock))
-    except (CannotStart, ServiceError, ValueError) as error:
+    except (CannotStart, CatalogError, ServiceError) as error:
         screen.clear()
         print(f"pdgate: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -151,7 +152,10 @@ class _Stack:
 
     async def _bring_up(self, servers: Servers, supervisor: Supervisor, reaper: Reaper) -> None:
         await servers.start()
-        await servers.call(lambda: upgrade(servers.database_url))
+        try:
+            await servers.call(lambda: upgrade(servers.database_url))
+        except CommandError as error:
+            raise CannotStart(f"the data in {self._layout.data} do not fit this version of pdgate: {error}") from None
         known = read_env(self._layout.env_file)
         keys = await prepare_tenants(
             database_url=servers.database_url,
@@ -183,6 +187,8 @@ class _Stack:
             for spec in roster.workers(self._catalog, folders, extra_env):
                 supervisor.keep(spec)
             await self._until_ready(gateway)
+        if self._stop.is_set():
+            return
         lines = greeting(
             self._options,
             self._layout,
@@ -210,7 +216,7 @@ class _Stack:
 
     async def _until_listening(self, gateway: httpx.AsyncClient) -> None:
         deadline = time.monotonic() + _LISTEN_WITHIN_S
-        while await _answer(gateway, "/livez") is None:
+        while not self._stop.is_set() and await _answer(gateway, "/livez") is None:
             if time.monotonic() > deadline:
                 log = self._layout.logs / "gateway.log"
                 raise CannotStart(f"the gateway does not answer on {self._options.url}: see {log}")
@@ -220,7 +226,7 @@ class _Stack:
 
     async def _until_ready(self, gateway: httpx.AsyncClient) -> None:
         started = time.monotonic()
-        while True:
+        while not self._stop.is_set():
             answer = await _answer(gateway, "/readyz")
             if answer is not None and answer.status_code == httpx.codes.OK:
                 break

@@ -37,7 +37,7 @@ async def prepare_tenants(
         demo: whether there is to be a demo tenant.
     """
     engine = create_async_engine(asyncpg_url(database_url))
-    redis = Redis.from_url(redis_url)
+    redis = Redis.from_url(redis_url, socket_timeout=None)
     try:
         async with engine.begin() as connection:
             await sync_catalog(connection, catalog)
