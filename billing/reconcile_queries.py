@@ -1,0 +1,154 @@
+"""The comparisons of billing.reconcile, each a query that returns the requests that differ.
+
+Parameters: start, end (of `at`, end exclusive), before (nothing younger is expected to be complete), organisation
+(NULL = all). Columns: request_id, organisation, detail.
+"""
+
+# ruff: noqa: S608 - put together from constants of this file
+
+from typing import Final
+
+_WINDOW: Final = "at >= :start AND at < :end AND (:organisation ::text IS NULL OR organisation = :organisation)"
+
+RECORDS: Final = f"""
+WITH r AS (SELECT * FROM billing.request WHERE {_WINDOW}),
+u AS (
+    SELECT request_id, min(organisation) AS organisation, count(*) AS num, sum(cost) AS cost,
+        bool_and(cost = CASE WHEN billable THEN ceil(tokens::numeric * price / 1000000) ELSE 0 END) AS rated_right
+    FROM billing.usage_record WHERE {_WINDOW} GROUP BY request_id
+)
+SELECT request_id, coalesce(r.organisation, u.organisation) AS organisation,
+    CASE
+        WHEN r.request_id IS NULL THEN 'usage records without a request'
+        WHEN u.num IS DISTINCT FROM 3 THEN format('%s usage records, not 3', coalesce(u.num, 0))
+        WHEN NOT u.rated_right THEN 'a record is not tokens x price'
+        ELSE format('records cost %s, the request %s', u.cost, r.cost)
+    END AS detail
+FROM r FULL JOIN u USING (request_id)
+WHERE r.request_id IS NULL OR u.num IS DISTINCT FROM 3 OR NOT u.rated_right OR u.cost <> r.cost
+"""
+
+PRICES: Final = f"""
+SELECT u.request_id, u.organisation,
+    format('%s rated at %s, version %s says %s', u.meter, u.price, u.price_version, said.price) AS detail
+FROM (SELECT * FROM billing.usage_record WHERE {_WINDOW}) AS u
+LEFT JOIN billing.price AS p ON p.model = u.model AND p.version = u.price_version
+CROSS JOIN LATERAL (
+    SELECT CASE u.meter WHEN 'prefill_computed' THEN p.prefill_computed WHEN 'prefill_cached' THEN p.prefill_cached
+        ELSE p.decode END AS price
+) AS said
+WHERE said.price IS DISTINCT FROM u.price
+"""
+
+LEDGER: Final = f"""
+WITH r AS (SELECT request_id, organisation, cost FROM billing.request WHERE {_WINDOW} AND cost > 0),
+u AS (
+    SELECT request_id, jsonb_object_agg(meter, cost) AS by_meter
+    FROM billing.usage_record WHERE {_WINDOW} AND cost > 0 GROUP BY request_id
+),
+posted AS (
+    SELECT t.id AS request_id, min(t.organisation) AS organisation, sum(e.amount) AS total,
+        sum(e.amount) FILTER (WHERE a.code = 'receivable:' || t.organisation) AS owed,
+        jsonb_object_agg(a.meter, -e.amount) FILTER (WHERE a.kind = 'revenue') AS by_meter
+    FROM (SELECT * FROM billing.ledger_transaction WHERE kind = 'usage' AND {_WINDOW}) AS t
+    JOIN billing.ledger_entry AS e ON e.transaction_id = t.id
+    JOIN billing.account AS a ON a.id = e.account_id
+    GROUP BY t.id
+)
+SELECT request_id, coalesce(r.organisation, posted.organisation) AS organisation,
+    CASE
+        WHEN posted.request_id IS NULL THEN format('costs %s, posted nothing', r.cost)
+        WHEN r.request_id IS NULL THEN format('posted %s for no billable request', posted.owed)
+        WHEN posted.total <> 0 THEN format('entries sum to %s', posted.total)
+        WHEN posted.owed IS DISTINCT FROM r.cost THEN format('costs %s, posted %s', r.cost, posted.owed)
+        ELSE 'revenue differs by meter'
+    END AS detail
+FROM r FULL JOIN posted USING (request_id) LEFT JOIN u USING (request_id)
+WHERE posted.request_id IS NULL OR r.request_id IS NULL OR posted.total <> 0
+    OR posted.owed IS DISTINCT FROM r.cost OR posted.by_meter IS DISTINCT FROM u.by_meter
+"""
+
+ANSWERED: Final = f"""
+SELECT request_id, organisation, format('the client was told %s, the request costs %s', answered_cost, cost) AS detail
+FROM billing.request WHERE {_WINDOW} AND answered_cost <> cost
+"""
+
+# Any attempt's own figures will do: a retried request is billed by the attempt that served it. n > 1: the prompt
+# counts once, from sample 0; what was generated is summed over the samples.
+_COUNTED: Final = f"""
+WITH r AS (
+    SELECT request_id, organisation, at, estimated FROM billing.request WHERE {_WINDOW} AND billable
+),
+u AS (
+    SELECT request_id, sum(tokens) FILTER (WHERE meter <> 'decode') AS prompt,
+        sum(tokens) FILTER (WHERE meter = 'prefill_cached') AS cached,
+        sum(tokens) FILTER (WHERE meter = 'decode') AS decode
+    FROM billing.usage_record WHERE {_WINDOW} AND billable GROUP BY request_id
+),
+w AS (
+    SELECT request_id, attempt,
+        max(prompt_tokens) FILTER (WHERE sample = 0 AND phase <> 'decode') AS prompt,
+        max(cached_tokens) FILTER (WHERE sample = 0 AND phase <> 'decode') AS cached,
+        sum(completion_tokens) FILTER (WHERE phase <> 'prefill') AS decode
+    FROM billing.attempt_cost WHERE at >= :start AND at < :end GROUP BY request_id, attempt
+),
+seen AS (
+    SELECT r.request_id, r.organisation, r.at, r.estimated, u.prompt, u.cached, u.decode,
+        count(w.attempt) AS attempts,
+        coalesce(bool_or(w.prompt = u.prompt AND w.cached = u.cached), false) AS prompt_right,
+        coalesce(bool_or(w.decode = u.decode) OR u.decode = 0, false) AS decode_right,
+        string_agg(
+            format('attempt %s: %s prompt, %s cached, %s generated', w.attempt, w.prompt, w.cached, w.decode),
+            '; ' ORDER BY w.attempt
+        ) AS counted
+    FROM r JOIN u USING (request_id) LEFT JOIN w USING (request_id)
+    GROUP BY r.request_id, r.organisation, r.at, r.estimated, u.prompt, u.cached, u.decode
+)
+"""
+
+WORKERS: Final = f"""{_COUNTED}
+SELECT request_id, organisation,
+    format('billed %s prompt, %s cached, %s generated; workers say %s', prompt, cached, decode, counted) AS detail
+FROM seen WHERE attempts > 0 AND NOT (prompt_right AND decode_right) AND at < :before
+"""
+
+UNCONFIRMED: Final = f"""{_COUNTED}
+SELECT request_id, organisation,
+    format('billed %s prompt and %s generated tokens that no worker recorded', prompt, decode) AS detail
+FROM seen WHERE attempts = 0 AND at < :before
+"""
+
+UNBILLED: Final = """
+SELECT w.request_id, '' AS organisation, format('pool %s finished it, no usage event came', min(w.pool)) AS detail
+FROM billing.attempt_cost AS w
+LEFT JOIN billing.request AS r ON r.request_id = w.request_id AND r.at = w.at
+WHERE w.at >= :start AND w.at < :end AND w.ended_at < :before AND r.request_id IS NULL
+    AND w.phase <> 'prefill' AND w.reason IN ('stop', 'length') AND :organisation ::text IS NULL
+GROUP BY w.request_id
+"""
+
+TOTALS: Final = f"""
+WITH used AS (
+    SELECT organisation, (at AT TIME ZONE 'UTC')::date AS day, count(*) FILTER (WHERE meter = 'decode') AS requests,
+        sum(tokens) AS tokens, sum(tokens) FILTER (WHERE billable) AS billed, sum(cost) AS cost
+    FROM billing.usage_record WHERE {_WINDOW} GROUP BY 1, 2
+),
+rolled AS (
+    SELECT organisation, (hour AT TIME ZONE 'UTC')::date AS day, sum(tokens) AS tokens, sum(cost) AS cost
+    FROM billing.usage_hourly
+    WHERE hour >= :start AND hour < :end AND (:organisation ::text IS NULL OR organisation = :organisation)
+    GROUP BY 1, 2
+),
+posted AS (
+    SELECT t.organisation, (t.at AT TIME ZONE 'UTC')::date AS day, sum(e.amount) AS cost
+    FROM (SELECT * FROM billing.ledger_transaction WHERE kind = 'usage' AND {_WINDOW}) AS t
+    JOIN billing.ledger_entry AS e ON e.transaction_id = t.id AND e.amount > 0
+    GROUP BY 1, 2
+)
+SELECT organisation, day, coalesce(used.requests, 0) AS requests, coalesce(used.tokens, 0) AS tokens,
+    coalesce(used.billed, 0) AS billed_tokens, coalesce(used.cost, 0) AS usage_cost,
+    coalesce(posted.cost, 0) AS ledger_cost, coalesce(rolled.tokens, 0) AS rollup_tokens,
+    coalesce(rolled.cost, 0) AS rollup_cost
+FROM used FULL JOIN rolled USING (organisation, day) FULL JOIN posted USING (organisation, day)
+ORDER BY organisation, day
+"""
