@@ -29,7 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: Port = 0  # 0 = a free one
     hand_off: HandOff = HandOff.DIRECT
-    hand_off_timeout_s: Positive = 5.0
+    hand_off_timeout_s: Positive = 5.0  # timed engine: from the end of prefill
+    peer_timeout_s: Positive = 60.0  # sglang: whole wait for the other side of a hand-off, its queue included
     max_total_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # KV capacity; 0 = the engine's own default
     max_running: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0 = the engine's own default
     engine_options: str = "{}"  # JSON object: further arguments of sglang.Engine

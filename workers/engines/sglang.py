@@ -1,0 +1,255 @@
+"""SGLang in this process: the only module that imports it.
+
+1. The constructor runs before any event loop: it looks for an accelerator, prepares environment and
+   path, imports SGLang and builds the engine, whose scheduler and detokenizer are child processes.
+2. `start` binds SGLang's reader to the running loop and replaces its signal handlers: when a child dies
+   this process exits at once with `EXIT_ENGINE_DIED`, and SIGTERM stays with the caller.
+3. `submit` starts one task per request, which reads SGLang's stream and writes the outlet.
+4. When `run` is cancelled it ends what is open and kills the children.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import structlog
+
+from contracts.lifecycle import FinishReason, HandOff, Phase, Role
+from contracts.wire import unpack_ids
+from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal
+from workers.engines.sglang_answer import Answer, sampling_params
+from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
+
+log = structlog.get_logger()
+
+EXIT_ENGINE_DIED = 70
+POLL_S = 0.1
+
+
+class SglangEngine:
+    """One SGLang engine; see workers.engine.Engine for the calls."""
+
+    def __init__(self, options: SglangOptions) -> None:
+        # Here and not at the top: the environment comes first, and child processes import this module.
+        import torch  # noqa: PLC0415
+
+        self._accelerator = bool(torch.accelerator.is_available())
+        variables = environment(options, accelerator=self._accelerator, inherited=os.environ)
+        # SGLang's sockets and metrics files go here, so that nothing stays behind.
+        self._scratch = tempfile.mkdtemp(prefix="pdgate-engine-")
+        os.environ.update(variables, TMPDIR=self._scratch)
+        tempfile.tempdir = None  # read TMPDIR again
+        sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(":") if path not in sys.path]
+
+        import sglang  # noqa: PLC0415
+        from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: PLC0415
+
+        self._options = options
+        self._port = (options.bootstrap_port or _free_port()) if options.role is Role.PREFILL else 0
+        self._engine = sglang.Engine(
+            **arguments(options, accelerator=self._accelerator, bootstrap_port=self._port),
+            custom_sigquit_handler=_exit_engine_died,
+        )
+        self._tm = self._engine.tokenizer_manager
+        self._request_type = GenerateReqInput
+        self._facts = self._read_facts()
+        self._context_tokens = int(self._tm.context_len)
+        self._vocabulary = int(self._tm.model_config.vocab_size)
+        self._jobs: dict[str, Job] = {}
+        self._aborting: set[str] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._snapshot: Any = None
+        self._prefill_tokens = 0
+        self._chunks_seen = 0
+        self._transfers: deque[float] = deque(maxlen=64)
+
+    # -- Engine ----------------------------------------------------------------------------------------
+
+    async def start(self, role: Role) -> EngineFacts:
+        """Bind the engine to the running loop and return the facts."""
+        if role is not self._options.role:
+            raise ValueError(f"the engine was built for the role {self._options.role}, not {role}")
+        self._tm.auto_create_handle_loop()
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGQUIT, _exit_engine_died, signal.SIGQUIT, None)
+        return self._facts
+
+    async def run(self) -> None:
+        """Serve until cancelled, then end what is open and kill the engine's processes."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    self._read_load()
+                    await asyncio.sleep(POLL_S)
+        finally:
+            self._tasks = None
+            self._engine.shutdown()
+            self._remove_files()
+
+    def submit(self, job: Job, outlet: Outlet) -> None:
+        """Check what SGLang would fail on late or die of, then start the request."""
+        if self._tasks is None:
+            raise Refusal("unhealthy", "the engine does not run")
+        prompt = unpack_ids(job.prompt)
+        self._check(job, prompt)
+        self._jobs[job.engine_id] = job
+        self._tasks.create_task(self._serve(job, prompt, outlet))
+
+    def abort(self, job: Job) -> None:
+        """Ask SGLang to abort; the caller repeats it, since one in the instant of submission is lost."""
+        if job.engine_id not in self._jobs:
+            return
+        self._aborting.add(job.engine_id)
+        state = self._tm.rid_to_state.get(job.engine_id)
+        if state is not None:
+            state.abort_sent = False  # SGLang sends only the first abort of a request
+            self._tm.abort_request(job.engine_id)
+
+    def load(self) -> EngineLoad:
+        """Return the scheduler's last published load, and the open requests of this process."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return EngineLoad(num_running=len(self._jobs))
+        disaggregation = snapshot.disaggregation
+        transferring = for_peer = 0
+        if disaggregation is not None:
+            transferring = disaggregation.prefill_inflight_queue_reqs + disaggregation.decode_transfer_queue_reqs
+            for_peer = disaggregation.prefill_bootstrap_queue_reqs + disaggregation.decode_prealloc_queue_reqs
+        transfers = sorted(self._transfers)
+        return EngineLoad(
+            num_running=max(len(self._jobs) - snapshot.num_waiting_reqs, snapshot.num_running_reqs),
+            num_waiting=snapshot.num_waiting_reqs,
+            num_computing=max(0, len(self._jobs) - transferring - for_peer),
+            prefill_queue_tokens=snapshot.num_waiting_uncached_tokens,
+            kv_used_tokens=snapshot.num_used_tokens,
+            prefill_chunks_done=self._chunks_seen,
+            num_transfers=transferring,
+            transfer_p50_ms=transfers[len(transfers) // 2] if transfers else 0.0,
+            num_waiting_decode_memory=snapshot.queues.prealloc_ready if snapshot.queues else 0,
+        )
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _check(self, job: Job, prompt: list[int]) -> None:
+        total = len(prompt) + job.sampling.max_tokens
+        limit = min(self._context_tokens, self._facts.kv_capacity_tokens)
+        if total > limit:
+            raise Refusal("bad_request", f"prompt and max_tokens are {total} tokens; this worker takes {limit}")
+        if max(prompt) >= self._vocabulary:
+            raise Refusal("bad_request", f"token id {max(prompt)} is outside the vocabulary of {self._vocabulary}")
+        if job.phase is not Phase.UNIFIED and job.hand_off is not HandOff.DIRECT:
+            raise Refusal("bad_request", f"this worker has no hand-off {job.hand_off}")
+        if job.sampling.min_p and not self._accelerator:
+            # With seeds, which the CPU profile always gives, SGLang's scheduler dies of min_p.
+            raise Refusal("bad_request", "min_p is not available without an accelerator")
+        if job.adapter or job.delivered:
+            raise Refusal("bad_request", "adapters and continuations are not available")
+
+    async def _serve(self, job: Job, prompt: list[int], outlet: Outlet) -> None:
+        answer = Answer(job)
+        request = self._request_type(
+            rid=job.engine_id,
+            input_ids=prompt,
+            sampling_params=sampling_params(job.sampling),
+            stream=True,
+            log_metrics=False,
+            cache_salt=job.cache_salt or None,
+            **self._pairing(job),
+        )
+        error = ""
+        try:
+            async for out in self._tm.generate_request(request):
+                text, ids = answer.take(out)
+                if job.phase is not Phase.PREFILL and (ids or text):
+                    outlet.chunk(text, ids)
+        except asyncio.CancelledError:
+            self._aborting.add(job.engine_id)
+            raise
+        except Exception as failure:  # noqa: BLE001 - the edge to the engine: whatever it raises ends one request
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning("engine_request_failed", error=error)
+        finally:
+            self._end(job, answer, outlet, error)
+
+    def _pairing(self, job: Job) -> dict[str, Any]:
+        if job.phase is Phase.UNIFIED:
+            return {}
+        return {
+            "bootstrap_host": job.bootstrap_host,
+            "bootstrap_port": job.bootstrap_port,
+            "bootstrap_room": job.bootstrap_room,
+        }
+
+    def _end(self, job: Job, answer: Answer, outlet: Outlet, error: str) -> None:
+        end = answer.end(abort_asked=job.engine_id in self._aborting, error=error)
+        del self._jobs[job.engine_id]
+        self._aborting.discard(job.engine_id)
+        if end.reason is FinishReason.STOP and end.stages.transfer_ms:
+            self._transfers.append(end.stages.transfer_ms)
+        outlet.end(end)
+
+    # -- the engine's own figures ----------------------------------------------------------------------
+
+    def _read_facts(self) -> EngineFacts:
+        info = self._engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - SGLang shows it nowhere else
+        arguments_in_force = self._engine.server_args
+        is_prefill = self._options.role is Role.PREFILL
+        return EngineFacts(
+            name="sglang",
+            simulated=False,
+            dtype=str(arguments_in_force.dtype),
+            kv_dtype=str(arguments_in_force.kv_cache_dtype),
+            page_size=int(arguments_in_force.page_size or 1),
+            tp_size=int(arguments_in_force.tp_size),
+            dp_size=int(arguments_in_force.dp_size),
+            transfer_backend=str(arguments_in_force.disaggregation_transfer_backend),
+            bootstrap_host=self._options.bootstrap_host if is_prefill else "",
+            bootstrap_port=self._port,
+            kv_capacity_tokens=int(info["max_total_num_tokens"]),
+            max_running=int(arguments_in_force.max_running_requests or 256),
+            hand_offs=(HandOff.DIRECT,),
+            slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
+        )
+
+    def _remove_files(self) -> None:
+        from sglang.srt.managers.load_snapshot import shm_path_for  # noqa: PLC0415 - as above
+
+        Path(shm_path_for(self._engine.port_args.instance_id)).unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _read_load(self) -> None:
+        snapshots = self._tm.load_snapshot_reader.read_all()
+        if not snapshots:
+            return
+        self._snapshot = snapshots[0]
+        computed = self._snapshot.total_prefill_uncached_tokens
+        if computed != self._prefill_tokens:
+            self._prefill_tokens = computed
+            self._chunks_seen += 1
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _exit_engine_died(signum: int, frame: FrameType | None) -> None:
+    """Leave at once when a child of the engine has died: nothing can be served, and peers see the reset."""
+    del signum, frame
+    sys.stderr.write(f"worker {os.environ.get('WORKER_ID', '')}: a process of the engine died, see its lines above\n")
+    sys.stderr.flush()
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    os._exit(EXIT_ENGINE_DIED)

@@ -1,0 +1,118 @@
+"""Translation between our values and SGLang's dictionaries; pure, so it needs no SGLang to test."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from contracts.lifecycle import FinishReason, Phase
+from contracts.wire import Counts, Sampling, Stages
+from workers.engine import End, Job
+
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "sampling_seed",
+    "min_tokens": "min_new_tokens",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+}
+
+
+def sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """Return SGLang's sampling parameters; what is None stays with its defaults."""
+    given = {theirs: getattr(sampling, ours) for ours, theirs in _NAMES.items()}
+    params = {name: value for name, value in given.items() if value is not None}
+    params |= {"max_new_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    return params
+
+
+class Answer:
+    """What one engine request has said so far, and the End that follows from it.
+
+    Counts: on the PREFILL side prompt and cached tokens are the truth and the one sampled token is not
+    counted; on the DECODE side the sampled tokens are, the first one included. What SGLang leaves out
+    when it aborts a waiting request is taken from the chunks.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._accepted_s = time.monotonic()
+        self._accepted_unix_s = time.time()
+        self._first_token_s = 0.0
+        self._num_tokens = 0
+        self._meta: Mapping[str, Any] = {}
+
+    def take(self, out: Mapping[str, Any]) -> tuple[str, list[int]]:
+        """Note one output and return its text and token ids."""
+        # An abort of a waiting request comes with fewer fields than the outputs before it.
+        self._meta = {**self._meta, **out["meta_info"]}
+        ids: list[int] = out.get("output_ids") or []
+        if ids and not self._num_tokens:
+            self._first_token_s = time.monotonic()
+        self._num_tokens += len(ids)
+        return out.get("text") or "", ids
+
+    def end(self, *, abort_asked: bool, error: str = "") -> End:
+        """Return the End for what came last; `error` = the request broke off with it."""
+        finish = self._meta.get("finish_reason") or {}
+        kind = finish.get("type", "")
+        if error or kind not in ("stop", "length"):
+            message = error or str(finish.get("message", "the engine ended the request without a reason"))
+            reason = self._broken_off(abort_asked=abort_asked)
+            return self._made(reason, error="" if reason is FinishReason.ABORTED else message)
+        if self._job.phase is Phase.PREFILL or kind == "stop":
+            matched = finish.get("matched")
+            return self._made(FinishReason.STOP, matched_stop=matched if isinstance(matched, str) else "")
+        return self._made(FinishReason.LENGTH)
+
+    def _broken_off(self, *, abort_asked: bool) -> FinishReason:
+        if abort_asked:
+            return FinishReason.ABORTED
+        # Before the first token of a decode side, and on a prefill side, only the hand-off can fail.
+        waits_for_peer = self._job.phase is Phase.PREFILL or (self._job.phase is Phase.DECODE and not self._num_tokens)
+        return FinishReason.HAND_OFF if waits_for_peer else FinishReason.ERROR
+
+    def _made(self, reason: FinishReason, *, error: str = "", matched_stop: str = "") -> End:
+        return End(reason=reason, counts=self._counts(), stages=self._stages(), error=error, matched_stop=matched_stop)
+
+    def _counts(self) -> Counts:
+        meta, prompt_tokens = self._meta, self._job.num_prompt_tokens
+        if self._job.phase is not Phase.DECODE and not self._prefilled:
+            prompt_tokens = 0  # nothing says how far an aborted prompt got
+        completion_tokens = max(self._num_tokens, int(meta.get("completion_tokens") or 0))
+        return Counts(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=min(int(meta.get("cached_tokens") or 0), prompt_tokens),
+            completion_tokens=0 if self._job.phase is Phase.PREFILL else completion_tokens,
+            reasoning_tokens=int(meta.get("reasoning_tokens") or 0),
+        )
+
+    @property
+    def _prefilled(self) -> bool:
+        return bool(self._num_tokens or self._meta.get("prefill_finished_time"))
+
+    def _stages(self) -> Stages:
+        now_s, meta = time.monotonic(), self._meta
+        if self._job.phase is Phase.PREFILL:
+            entered_unix_s = float(meta.get("forward_entry_time") or 0.0)
+            computed_unix_s = float(meta.get("prefill_finished_time") or 0.0)
+            if not (entered_unix_s and computed_unix_s):
+                return Stages()
+            return Stages(
+                queue_ms=max(0.0, entered_unix_s - self._accepted_unix_s) * 1000,
+                compute_ms=max(0.0, computed_unix_s - entered_unix_s) * 1000,
+                transfer_ms=max(0.0, time.time() - computed_unix_s) * 1000,
+                first_token_ms=max(0.0, computed_unix_s - self._accepted_unix_s) * 1000,
+            )
+        if not self._first_token_s:
+            return Stages()
+        return Stages(
+            queue_ms=float(meta.get("queue_time") or 0.0) * 1000,
+            compute_ms=(now_s - self._first_token_s) * 1000,
+            first_token_ms=(self._first_token_s - self._accepted_s) * 1000,
+        )

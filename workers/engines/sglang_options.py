@@ -1,0 +1,106 @@
+"""How SGLang is started: the environment and the arguments, with and without an accelerator.
+
+No module but `workers.engines.sglang` imports SGLang; this one only knows its names.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contracts.lifecycle import Role
+
+CPU_FOLDER = Path(__file__).parent / "sglang_cpu"
+FAULTS_VARIABLE = "PDGATE_SGLANG_FAULTS_FILE"
+CPU_TOKENS = 16_384
+CPU_RUNNING = 32
+CPU_CHUNK_TOKENS = 512
+# The longest normal silence. On a CPU: one prefill chunk of a 135M model while neighbours use the cores.
+CPU_SLOWEST_STEP_MS = 15_000.0
+ACCELERATOR_SLOWEST_STEP_MS = 2_500.0
+
+
+class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker decides about its engine."""
+
+    role: Role
+    model_path: str
+    bootstrap_host: str
+    bootstrap_port: int  # of the prefill side; 0 = a free one
+    peer_timeout_s: float
+    max_total_tokens: int = 0  # 0 = SGLang's choice, or CPU_TOKENS without an accelerator
+    max_running: int = 0  # 0 = SGLang's choice, or CPU_RUNNING without an accelerator
+    faults_file: str = ""
+    further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else
+
+
+def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to set before SGLang is imported and its processes are spawned.
+
+    SGLang's two timeouts count the peer's queue, its computing and the wait for decode memory in, so they
+    are a backstop; the scheduler's hand-off timer, which starts at the end of prefill, is the short one.
+    """
+    timeout_s = str(max(1, round(options.peer_timeout_s)))
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": timeout_s,
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": timeout_s,
+    }
+    if accelerator:
+        return variables
+    path = [str(CPU_FOLDER), *filter(None, [inherited.get("PYTHONPATH", "")])]
+    variables |= {
+        "PYTHONPATH": ":".join(path),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_HOST_IP": options.bootstrap_host,
+        "OMP_NUM_THREADS": "1",
+        # sending a cached prefix ahead of the forward pass needs torch.cuda.Event
+        "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+        # torch.compile would need a C++ compiler on the machine
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    if options.faults_file:
+        variables[FAULTS_VARIABLE] = options.faults_file
+    return variables
+
+
+def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int) -> dict[str, Any]:
+    """Return the arguments of `sglang.Engine`."""
+    chosen: dict[str, Any] = {
+        "model_path": options.model_path,
+        "log_level": "error",
+        "incremental_streaming_output": True,
+        "enable_metrics": True,  # for the stage times in each answer; per-request metrics are switched off
+        "enable_cache_report": True,
+    }
+    if not accelerator:
+        chosen |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "dtype": "float32",
+            "mem_fraction_static": 0.1,
+            "max_total_tokens": CPU_TOKENS,
+            "max_running_requests": CPU_RUNNING,
+            "chunked_prefill_size": CPU_CHUNK_TOKENS,
+            "sleep_on_idle": True,  # an idle scheduler would burn a core
+        }
+    if options.max_total_tokens:
+        chosen["max_total_tokens"] = options.max_total_tokens
+    if options.max_running:
+        chosen["max_running_requests"] = options.max_running
+    if options.role is not Role.UNIFIED:
+        chosen |= {
+            "disaggregation_mode": options.role.value,
+            "disaggregation_transfer_backend": "mooncake" if accelerator else "mooncake_tcp",
+        }
+    if options.role is Role.PREFILL:
+        chosen["disaggregation_bootstrap_port"] = bootstrap_port
+    if options.role is Role.DECODE and not accelerator:
+        chosen["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return {**chosen, **options.further}
+
+
+def slowest_step_ms(*, accelerator: bool) -> float:
+    """Return the longest time without visible progress that is still normal."""
+    return ACCELERATOR_SLOWEST_STEP_MS if accelerator else CPU_SLOWEST_STEP_MS

@@ -1,0 +1,234 @@
+"""One worker process from settings to exit. Builds everything; nothing else knows concrete classes."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import uvloop
+from redis.asyncio import Redis
+
+from contracts.catalog import Catalog, CatalogError, read_catalog
+from contracts.environment import SettingsError, from_env
+from contracts.wire import Registration
+from observability.telemetry import Telemetry, configure_logging
+from workers.assignments import Identity
+from workers.engine import Engine
+from workers.engines.faults import Faults
+from workers.engines.sglang_options import SglangOptions
+from workers.engines.timed import TimedEngine
+from workers.heartbeat import Heartbeat
+from workers.model_files import model_revision
+from workers.outbox import Limits
+from workers.records import Journal, Recorder
+from workers.server import WorkerServer
+from workers.settings import Settings
+
+log = structlog.get_logger()
+
+
+def build_engine(settings: Settings) -> Engine:
+    """Return the configured engine. For sglang this spawns its processes and loads the model."""
+    if settings.engine == "timed":
+        faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
+        return TimedEngine(
+            settings.latency,
+            bootstrap_host=settings.bootstrap_host,
+            bootstrap_port=settings.bootstrap_port,
+            hand_off_timeout_s=settings.hand_off_timeout_s,
+            faults=faults,
+        )
+    # Here and not at the top: a timed worker runs where sglang and torch are not installed.
+    from workers.engines.sglang import SglangEngine  # noqa: PLC0415
+
+    return SglangEngine(sglang_options_of(settings))
+
+
+def sglang_options_of(settings: Settings) -> SglangOptions:
+    """Return the sglang engine's part of the settings.
+
+    Raises:
+        SettingsError: `WORKER_ENGINE_OPTIONS` is no JSON object.
+    """
+    try:
+        further = msgspec.json.decode(settings.engine_options, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"WORKER_ENGINE_OPTIONS: {error}") from None
+    return SglangOptions(
+        role=settings.role,
+        model_path=settings.model_path,
+        bootstrap_host=settings.bootstrap_host,
+        bootstrap_port=settings.bootstrap_port,
+        peer_timeout_s=settings.peer_timeout_s,
+        max_total_tokens=settings.max_total_tokens,
+        max_running=settings.max_running,
+        faults_file=settings.faults_file,
+        further=further,
+    )
+
+
+def context_tokens_of(catalog: Catalog, pool: str) -> int:
+    """Return the longest context of the pool's models.
+
+    Raises:
+        SettingsError: the catalogue has no model in this pool.
+    """
+    contexts = [model.context_tokens for name, model in catalog.models.items() if catalog.pool_of(name) == pool]
+    if not contexts:
+        raise SettingsError(f"WORKER_POOL: the catalogue has no model in pool {pool!r}; it has {catalog.pools}")
+    return max(contexts)
+
+
+def revision_of(settings: Settings) -> str:
+    """Return the model revision, or stop with a line that says what is wrong with the folder."""
+    if not settings.model_path:
+        if settings.engine == "sglang":
+            raise SettingsError("WORKER_MODEL_PATH: must be set for the sglang engine")
+        return "timed"
+    try:
+        return model_revision(Path(settings.model_path))
+    except OSError as error:
+        if settings.engine == "timed":
+            return "timed"
+        raise SettingsError(f"WORKER_MODEL_PATH: {error}") from None
+
+
+async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revision: str, started_unix_ms: int) -> None:
+    """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
+    identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
+    telemetry = Telemetry("worker", settings.id)
+    redis = Redis.from_url(settings.redis_url, socket_timeout=2, socket_connect_timeout=2)
+    journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
+    recorder = Recorder(redis, settings.pool, journal)
+    server = WorkerServer(
+        identity,
+        settings.role,
+        engine,
+        limits=Limits(
+            max_chunks=settings.ring_chunks,
+            coalesce_s=settings.coalesce_ms / 1000,
+            reader_lost_s=settings.reader_lost_s,
+        ),
+        recorder=recorder,
+        instruments=telemetry.instruments,
+        min_grace_s=settings.progress_grace_s,
+    )
+    address = await server.start(settings.listen)
+    if settings.advertise:
+        address = f"{settings.advertise}:{address.rpartition(':')[2]}"
+    heartbeat = Heartbeat(redis, registration_of(settings, server, catalog, address=address, revision=revision))
+    _observe_load(telemetry, server, settings)
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    with telemetry.serve(*_host_port(settings.metrics_listen)):
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
+            log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
+            await stop.wait()
+            log.info("worker_stops", running=len(server.assignments))
+            running[1].cancel()
+            await heartbeat.remove()
+            await server.drain()
+            for task in running:
+                task.cancel()
+        await server.stop()
+        await recorder.flush()
+    recorder.close()
+    await redis.aclose()
+
+
+def registration_of(
+    settings: Settings, server: WorkerServer, catalog: Catalog, *, address: str, revision: str
+) -> Callable[[], Registration]:
+    """Return what the heartbeat writes: the facts once, state and load as they are at each call."""
+    context_tokens = context_tokens_of(catalog, settings.pool)
+
+    def registration() -> Registration:
+        condition = server.condition
+        facts = condition.facts
+        assert facts is not None, "the server has started"
+        load = condition.load
+        return Registration(
+            worker_id=settings.id,
+            epoch=condition.identity.epoch,
+            pid=os.getpid(),
+            address=address,
+            pool=settings.pool,
+            role=condition.role,
+            state=condition.state,
+            engine=facts.name,
+            simulated=facts.simulated,
+            model_path=Path(settings.model_path).name,
+            model_revision=revision,
+            dtype=facts.dtype,
+            kv_dtype=facts.kv_dtype,
+            page_size=facts.page_size,
+            tp_size=facts.tp_size,
+            dp_size=facts.dp_size,
+            transfer_backend=facts.transfer_backend,
+            bootstrap_host=facts.bootstrap_host,
+            bootstrap_port=facts.bootstrap_port,
+            kv_capacity_tokens=facts.kv_capacity_tokens,
+            max_running=facts.max_running,
+            context_tokens=context_tokens,
+            hand_offs=facts.hand_offs,
+            catalog_revision=catalog.revision,
+            started_unix_ms=condition.identity.epoch,
+            zone=settings.zone,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            kv_used=min(1.0, load.kv_used_tokens / facts.kv_capacity_tokens),
+        )
+
+    return registration
+
+
+def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings) -> None:
+    labels = {"pool": settings.pool, "role": settings.role.value}
+    capacity = server.condition.facts.kv_capacity_tokens if server.condition.facts else 1
+    observe = telemetry.instruments.observe
+    observe("pdgate_worker_running", lambda: [(server.condition.load.num_running, labels)], "Requests in the engine.")
+    observe(
+        "pdgate_worker_waiting", lambda: [(server.condition.load.num_waiting, labels)], "Requests that wait for room."
+    )
+    observe(
+        "pdgate_worker_kv_used",
+        lambda: [(server.condition.load.kv_used_tokens / capacity, labels)],
+        "Used part of the KV cache, 0 to 1.",
+    )
+
+
+def _host_port(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    return (host, int(port)) if port else ("", 0)
+
+
+def main() -> None:
+    """Read settings, build the engine before the loop starts, and run."""
+    started_unix_ms = int(time.time() * 1000)
+    settings = from_env(Settings, "WORKER_", os.environ)
+    configure_logging("worker", level=settings.log_level, json=settings.log_json)
+    structlog.contextvars.bind_contextvars(worker_id=settings.id)
+    try:
+        catalog = read_catalog(Path(settings.catalog))
+    except CatalogError as error:
+        raise SettingsError(f"WORKER_CATALOG: {error}") from None
+    context_tokens_of(catalog, settings.pool)
+    revision = revision_of(settings)
+    engine = build_engine(settings)
+    try:
+        uvloop.run(serve(settings, engine, catalog, revision=revision, started_unix_ms=started_unix_ms))
+    except OSError as error:
+        sys.exit(f"worker {settings.id}: {error}")
+    if settings.engine == "sglang":
+        # Everything is flushed and closed, and torch and Mooncake would take seconds to unload.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
