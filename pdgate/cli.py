@@ -19,11 +19,13 @@ from pdgate.layout import catalog_file, layout_of
 from pdgate.models import ensure_model
 from pdgate.preflight import CannotStart
 from pdgate.price_commands import prices
+from pdgate.reconcile import reconcile
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import keys, orgs
+from pdgate.usage import usage
 
 app = typer.Typer(
     help="Serverless gateway for LLM inference with prefill/decode disaggregation and phase-split billing.",
@@ -39,6 +41,8 @@ app.add_typer(prices, name="prices")
 app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
 app.command("doctor")(doctor)
+app.command("usage")(usage)
+app.command("reconcile")(reconcile)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder for data, logs and keys.  [default: .pdgate]")]
 

@@ -1,10 +1,12 @@
 """`pdgate usage`: what was metered lately, by organisation and model, and the newest requests."""
 
+import asyncio
 import re
 import time
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -18,9 +20,11 @@ from billing.queries import (
     usage_totals,
     usage_totals_across_tenants,
 )
-from contracts.catalog import NANO_PER_UNIT
+from contracts.catalog import NANO_PER_UNIT, read_catalog
 from contracts.rating import Meter
-from pdgate.output import show_json
+from pdgate.connection import database_url
+from pdgate.layout import catalog_file
+from pdgate.output import AsJson, show_json
 
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -45,6 +49,21 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestRow, ...]
 
 
+def usage(
+    since: Annotated[str, typer.Option(help="How far back: 90s, 15m, 1h, 7d.")] = "1h",
+    org: Annotated[str | None, typer.Option(help="Id of an organisation; all if absent.")] = None,
+    requests: Annotated[int, typer.Option(min=0, max=1000, help="How many of the newest requests to list.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show metered tokens and cost by organisation and model, and the newest requests."""
+    try:
+        since_s = parse_span_s(since)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None
+    report = asyncio.run(usage_report(database_url(), since_s, org, num_requests=requests))
+    print_usage(report, currency=read_catalog(catalog_file()).currency, as_json=as_json)
+
+
 def parse_span_s(text: str) -> float:
     """Return the seconds of a span such as 90s, 15m, 1h or 7d. Raises ValueError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
@@ -53,12 +72,10 @@ def parse_span_s(text: str) -> float:
     return float(found[1]) * _UNIT_S[found[2]]
 
 
-async def usage_report(
-    database_url: str, since_s: float, org: str | None = None, *, num_requests: int = 20
-) -> UsageReport:
+async def usage_report(url: str, since_s: float, org: str | None = None, *, num_requests: int = 20) -> UsageReport:
     """Return what was metered in the last `since_s` seconds, for one organisation or for all."""
     since_ms = int((time.time() - since_s) * 1000)
-    engine = create_engine(database_url, pool_size=1)
+    engine = create_engine(url, pool_size=1)
     try:
         async with engine.connect() as conn:
             if org is None:
