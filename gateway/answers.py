@@ -72,8 +72,8 @@ class StreamAnswer(ASGIResponse):
             processing_ms = (time.monotonic() - generation.terms.arrived_s) * 1000
             self.headers.add("openai-processing-ms", str(int(processing_ms)))
             await self.start_response(send)
-            await output.pump(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if await output.pump(send):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()
             generation.client_left()  # changes nothing after a proper end

@@ -203,7 +203,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> Litestar:
     edge = Edge(telemetry.instruments)
     return Litestar(
         route_handlers=[
-            *chat_routes(gateway.chat, gateway.watchers, max_body_bytes=gateway.settings.max_body_bytes),
+            *chat_routes(gateway.chat, gateway.watchers),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),

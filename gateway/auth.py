@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.errors import DependencyDown, InvalidApiKey
+from gateway.single_flight import SingleFlight
 from gateway.tenants import KEY_PREFIX, ApiKey, Tenants, hash_key, publish_key_state
 
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ class Authenticator:
         self._max_entries = max_entries
         self._now_s = now_s
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._reads: SingleFlight[bytes, ApiKey | None] = SingleFlight()
 
     async def authenticate(self, authorization: str | None) -> ApiKey:
         """Return the active key in an `Authorization` header."""
@@ -58,7 +60,7 @@ class Authenticator:
             if age_s < (FRESH_S if cached.key is not None else UNKNOWN_FOR_S):
                 self._cache.move_to_end(key_hash)
                 return _usable(cached.key)
-        return _usable(await self._read(key_hash, cached))
+        return _usable(await self._reads.run(key_hash, lambda: self._read(key_hash, cached)))
 
     async def reload(self, authorization: str | None) -> ApiKey:
         """Return the key as Postgres has it now, after telling the shard."""

@@ -25,6 +25,7 @@ from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Owner, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import Authenticator
+from gateway.bodies import read_body
 from gateway.fleet import Fleet
 from gateway.generation import Effects, Generation
 from gateway.inbox import Inbox
@@ -91,10 +92,12 @@ class Chat:
         request.scope["state"]["rid"] = rid
         authorization = request.headers.get("authorization")
         key = await self._auth.authenticate(authorization)
-        body = await request.body()
+        body = await read_body(request.receive, max_bytes=self._settings.max_body_bytes)
         chat = decode_chat(body)
         model = self._models.servable(chat.model)
-        ids = await self._workshop.encode(model.prompt, chat.messages, body_bytes=len(body))
+        ids = await self._workshop.encode(
+            model.prompt, chat.messages, body_bytes=len(body), context_tokens=model.model.context_tokens
+        )
         self._check_room(model)
         price = await self._prices.of(model.name, key.organisation_id, now_ms)
         owner = self._owner(key, chat, model, price=price)

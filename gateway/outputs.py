@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import structlog
+
 from contracts.errors import ServingError, openai_body
 from contracts.lifecycle import FinishReason
 from contracts.usage import UsageEvent
@@ -23,6 +25,8 @@ from gateway.schemas.answers import (
     usage_of,
 )
 from gateway.sse import DONE, PING, ChunkTemplate, encode_text, error_event
+
+log = structlog.get_logger()
 
 PING_S: Final = 10.0
 
@@ -101,7 +105,7 @@ class EventStream:
         self._last_sent_s = time.monotonic()
         self._send: Send | None = None
         self._suspended: Suspended | None = None
-        self._broken: Exception | None = None
+        self._left = False
         self._waiter: asyncio.Future[None] | None = None
 
     # -- the generation writes ------------------------------------------------------------------------
@@ -130,7 +134,7 @@ class EventStream:
         if not pending:
             return
         send = self._send
-        if send is None or self._suspended is not None:
+        if send is None or self._suspended is not None or self._left:
             self._wake()  # the head may go now; or the response's task sends when the server has room
             return
         frame = b"".join(pending)
@@ -140,10 +144,8 @@ class EventStream:
             self.first_sent_s = now_s
         try:
             self._suspended = begin(send({"type": "http.response.body", "body": frame, "more_body": True}))
-        except Exception as error:  # noqa: BLE001 - the response's own fault; others of the batch must not suffer
-            self._broken, self._send = error, None
-            self._wake()
-            return
+        except Exception as error:  # noqa: BLE001 - servers say so when the client is gone; others must not suffer
+            self._send_failed(error)
         if self._suspended is not None:
             self._wake()
 
@@ -171,6 +173,7 @@ class EventStream:
 
     def abandoned(self) -> None:
         """Stop: nobody reads any more."""
+        self._left = True
         self._pending.clear()
         self._close()
 
@@ -193,24 +196,34 @@ class EventStream:
         if self.refusal is None:
             self._head_sent = True
 
-    async def pump(self, send: Send) -> None:
+    async def pump(self, send: Send) -> bool:
         """Let everything that is written be sent by `send`, and return when the last of it is.
 
-        Raises:
-            Exception: what `send` raised.
+        False: the client left, so there is nobody to end the response for.
         """
         self._send = send
         self.flush()
-        while self._broken is None:
+        while not self._left:
             if self._suspended is not None:
-                await self._suspended
+                await self._finish_send(self._suspended)
                 self._suspended = None
                 self.flush()
             elif self._closed and not self._pending:
-                return
+                return True
             else:
                 await self._wait()
-        raise self._broken
+        return False
+
+    async def _finish_send(self, suspended: Suspended) -> None:
+        try:
+            await suspended
+        except Exception as error:  # noqa: BLE001 - as in flush
+            self._send_failed(error)
+
+    def _send_failed(self, error: Exception) -> None:
+        log.info("send_failed", error=repr(error))
+        self._left = True
+        self._wake()
 
     async def _wait(self) -> None:
         self._waiter = waiter = self._loop.create_future()

@@ -18,6 +18,7 @@ from billing import queries
 from contracts.errors import DependencyDown
 from contracts.rating import Price
 from gateway.auth import DATABASE_ERRORS
+from gateway.single_flight import SingleFlight
 
 log = structlog.get_logger()
 
@@ -40,6 +41,7 @@ class Prices:
         self._list: Mapping[str, Price] = {}
         self._read_s = float("-inf")
         self._own: dict[tuple[str, str], _Own] = {}
+        self._reads: SingleFlight[tuple[str, str], Price] = SingleFlight()
         self._database_ahead_ms = 0.0
         self.database_up = False
 
@@ -56,10 +58,13 @@ class Prices:
 
     async def of(self, model: str, org: str, at_ms: int) -> Price:
         """Return the price of a model for an organisation. Raises DependencyDown when none can be known."""
-        now_s = time.monotonic()
         known = self._own.get((model, org))
-        if known is not None and now_s - known.read_s < REFRESH_S:
+        if known is not None and time.monotonic() - known.read_s < REFRESH_S:
             return known.price
+        return await self._reads.run((model, org), lambda: self._read_own(model, org, at_ms, known))
+
+    async def _read_own(self, model: str, org: str, at_ms: int, known: _Own | None) -> Price:
+        now_s = time.monotonic()
         try:
             async with self._engine.connect() as db:
                 price = await queries.price_in_force(db, model, at_ms, org)

@@ -12,6 +12,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,10 +22,11 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from contracts.errors import BadRequest
+from contracts.errors import BadRequest, ContextTooLong
 from gateway.schemas.chat import Message, text_of
 
 LONG_PROMPT_CHARACTERS: Final = 2048
+_NORMALISATION_SLACK: Final = 2  # a normaliser may shorten the text before it is split
 
 
 class TokenizerUnusable(Exception):
@@ -38,6 +40,7 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         self._template = template
         self._special = special
+        self._longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt's text.
@@ -51,10 +54,20 @@ class ChatPrompt:
         except jinja2.TemplateError as error:
             raise BadRequest(f"The model's chat template refuses these messages: {error}", param="messages") from None
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt's token ids. Raises BadRequest."""
+    def encode(self, messages: Sequence[Message], *, context_tokens: int) -> list[int]:
+        """Return the prompt's token ids.
+
+        Raises:
+            BadRequest: the template refuses the messages.
+            ContextTooLong: more text than `context_tokens` of the longest token could hold; encoding megabytes
+                of one word takes seconds, so that is not tried.
+        """
+        text = self.render(messages)
+        fewest_tokens = len(text) // (self._longest_token * _NORMALISATION_SLACK)
+        if fewest_tokens > context_tokens:
+            raise ContextTooLong(prompt_tokens=fewest_tokens, limit_tokens=context_tokens, at_least=True)
         # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
@@ -64,11 +77,14 @@ class PromptWorkshop:
     def __init__(self, *, threads: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="prompt")
 
-    async def encode(self, prompt: ChatPrompt, messages: Sequence[Message], *, body_bytes: int) -> list[int]:
-        """Return the token ids of a request whose body had `body_bytes` bytes. Raises BadRequest."""
+    async def encode(
+        self, prompt: ChatPrompt, messages: Sequence[Message], *, body_bytes: int, context_tokens: int
+    ) -> list[int]:
+        """Return the token ids of a request whose body had `body_bytes` bytes. Raises BadRequest, ContextTooLong."""
+        encode = partial(prompt.encode, messages, context_tokens=context_tokens)
         if body_bytes <= LONG_PROMPT_CHARACTERS:
-            return prompt.encode(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, prompt.encode, messages)
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
     async def load(self, folder: Path) -> ChatPrompt:
         """Return the tokenizer in a folder. Raises TokenizerUnusable."""

@@ -12,7 +12,7 @@ from gateway.openapi import chat_operation
 from gateway.outputs import EventStream
 
 
-def chat_routes(chat: Chat, watchers: Watchers, *, max_body_bytes: int) -> list[HTTPRouteHandler]:
+def chat_routes(chat: Chat, watchers: Watchers) -> list[HTTPRouteHandler]:
     """Return the handlers of chat completions."""
 
     @post(
@@ -21,7 +21,7 @@ def chat_routes(chat: Chat, watchers: Watchers, *, max_body_bytes: int) -> list[
         summary="Create a chat completion",
         tags=["chat"],
         operation_class=chat_operation(),
-        request_max_body_size=max_body_bytes,
+        request_max_body_size=None,  # read_body bounds it
     )
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIResponse:
         """Answer a conversation, as one JSON body or as server-sent events."""

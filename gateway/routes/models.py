@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from contracts.errors import ModelNotFound
 from gateway.auth import Authenticator
@@ -47,7 +48,7 @@ def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HT
         return ModelList(data=[view(public) for public in models.catalog.models])
 
     @get("/v1/models/{model_id:path}", summary="Get a model", tags=["models"])
-    async def get_model(request: Request[Any, Any, Any], model_id: str) -> ModelView:
+    async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> ModelView:
         """Return one model, by its name or an alias."""
         await auth.confirm(request.headers.get("authorization"))
         name = model_id.lstrip("/")

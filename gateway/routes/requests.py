@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from gateway.auth import Authenticator
 from gateway.lookup import Lookup
@@ -14,7 +15,7 @@ def request_routes(auth: Authenticator, lookup: Lookup) -> list[HTTPRouteHandler
     """Return the handler of past and running requests."""
 
     @get("/v1/requests/{request_id:str}", summary="Get a request", tags=["requests"])
-    async def get_request(request: Request[Any, Any, Any], request_id: str) -> RequestView:
+    async def get_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> RequestView:
         """Return how one of your requests went: meters, cost, path and timings."""
         key = await auth.confirm(request.headers.get("authorization"))
         return await lookup.find(key.organisation_id, request_id)

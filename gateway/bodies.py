@@ -1,0 +1,37 @@
+"""Reading request bodies, bounded."""
+
+from typing import Final
+
+from litestar.types import Receive
+
+from contracts.errors import BadRequest, BodyTooLarge
+
+_DISCARD_FACTOR: Final = 8
+"""A body that is too large is read on and thrown away up to this multiple of the limit: a client that is
+still sending would otherwise see a reset connection, not the 413."""
+
+
+async def read_body(receive: Receive, *, max_bytes: int) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        BodyTooLarge: more than `max_bytes`.
+        BadRequest: the client left before it had sent everything; it will not read this.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise BadRequest("The connection ended before the body did.")
+        chunk = message["body"]
+        size += len(chunk)
+        if size <= max_bytes:
+            chunks.append(chunk)
+        elif size > max_bytes * _DISCARD_FACTOR:
+            break
+        if not message["more_body"]:
+            break
+    if size > max_bytes:
+        raise BodyTooLarge(f"The request body is larger than {max_bytes // 2**20} MB.")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
