@@ -7,12 +7,12 @@ import sys
 
 import structlog
 import uvloop
-from redis.asyncio import Redis
 
 from contracts.catalog import CatalogError, read_catalog
 from contracts.environment import from_env
 from observability.telemetry import Telemetry, configure_logging
 from scheduler.gauges import Gauges
+from scheduler.connection import redis_client
 from scheduler.pool import PoolScheduler
 from scheduler.settings import Settings, metrics_address
 
@@ -24,7 +24,7 @@ async def serve(settings: Settings) -> None:
     host, port = metrics_address(settings.metrics_listen)
     catalog = read_catalog(settings.catalog)
     telemetry = Telemetry("scheduler", settings.id)
-    redis = Redis.from_url(settings.redis_url)
+    redis = redis_client(settings.redis_url)
     pools = [PoolScheduler(redis, pool, settings=settings, instruments=telemetry.instruments) for pool in catalog.pools]
     Gauges(pools).register(telemetry.instruments)
     stop = asyncio.Event()

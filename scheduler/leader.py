@@ -63,13 +63,14 @@ class LeaderLease:
         while True:
             asked_s = self._now_s()
             try:
-                epoch = int(
-                    await self._elect(
-                        keys=[keys.leader(self._pool), keys.leader_epoch(self._pool)],
-                        args=[self._scheduler_id, epoch_seen(), int(self._ttl_s * 1000)],
+                async with asyncio.timeout(self._ttl_s):
+                    epoch = int(
+                        await self._elect(
+                            keys=[keys.leader(self._pool), keys.leader_epoch(self._pool)],
+                            args=[self._scheduler_id, epoch_seen(), int(self._ttl_s * 1000)],
+                        )
                     )
-                )
-            except RedisError as error:
+            except (RedisError, TimeoutError) as error:
                 log.warning("election_failed", pool=self._pool, error=str(error))
                 epoch = 0
             if epoch:

@@ -33,6 +33,7 @@ from scheduler.worker import Standing, Worker
 log = structlog.get_logger()
 
 _RETRY_S = 0.1
+_REDIS_TIMEOUT_S = 2.0
 
 _decode_registration = msgspec.msgpack.Decoder(Registration).decode
 
@@ -140,9 +141,11 @@ class WorkerRegistry:
             tasks.create_task(self._watch())
             while True:
                 try:
-                    self._follow_leases(await self._read_leases(), tasks)
+                    async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                        found = await self._read_leases()
+                    self._follow_leases(found, tasks)
                     self.discovered.set()
-                except RedisError as error:
+                except (RedisError, TimeoutError) as error:
                     log.warning("worker_discovery_failed", pool=self._pool, error=str(error))
                 await asyncio.sleep(self._discover_s)
 

@@ -43,6 +43,7 @@ from contracts.wire import (
     unpack_ids,
 )
 from observability.metrics import Instruments
+from scheduler.connection import redis_client
 from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
 from scheduler.settings import Settings, Timing
@@ -53,7 +54,7 @@ from workers.heartbeat import Heartbeat
 from workers.server import WorkerServer
 
 POOL = "tiny"
-DEADLINE_S = 20.0
+DEADLINE_S = 10.0
 FAST = LatencyModel(
     prefill=PrefillCost(fixed_ms=1.0, per_token_ms=0.01),
     decode=DecodeCost(fixed_ms=2.0),
@@ -93,6 +94,7 @@ class RigWorker:
         self.server, self.engine, self.faults = server, engine, faults
         self.registration = registration
         self.tasks: list[asyncio.Task] = []
+        self.dead = False
         self.submitted: list[Attempt] = []
         original = engine.submit
 
@@ -116,9 +118,12 @@ class RigWorker:
 
     async def kill(self) -> None:
         """Vanish without a word; the lease stays until it expires."""
+        if self.dead:
+            return
+        self.dead = True
+        await self.server._server.stop(grace=None)
         for task in self.tasks:
             task.cancel()
-        await self.server._server.stop(grace=None)
 
     async def cut_control(self) -> None:
         """End every Control stream of this worker, as a reset would."""
@@ -355,7 +360,7 @@ class Rig:
         settings = Settings(
             redis_url=self.redis_url, catalog="", id=scheduler_id or f"s-{len(self._schedulers)}", dead_after_s=1.0
         )
-        redis = Redis.from_url(self.redis_url)
+        redis = redis_client(self.redis_url)
         self._stack.push_async_callback(redis.aclose)
         pool = PoolScheduler(
             redis, POOL, settings=settings, instruments=Instruments(NoOpMeter("test")), limits=limits, timing=timing
@@ -385,9 +390,9 @@ class Rig:
     async def stop_all(self) -> None:
         for task in self._schedulers.values():
             task.cancel()
-        for task in self._schedulers.values():
-            with suppress(asyncio.CancelledError):
-                await task
+        if self._schedulers:
+            _done, pending = await asyncio.wait(self._schedulers.values(), timeout=DEADLINE_S)
+            assert not pending, "a cancelled scheduler did not end"
 
 
 async def _nothing(**_) -> int:
@@ -399,8 +404,8 @@ _token_ids = itertools.cycle(range(1000, 30_000))
 
 
 @asynccontextmanager
-async def running_rig(redis: Redis, redis_url: str) -> AsyncIterator[Rig]:
-    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+async def running_rig(redis_url: str) -> AsyncIterator[Rig]:
+    async with redis_client(redis_url) as redis, asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         rig = Rig(redis, redis_url, tasks, stack)
         yield rig
         await rig.stop_all()

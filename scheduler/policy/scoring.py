@@ -1,0 +1,337 @@
+"""Which worker or pair runs a request: predicted latency, prefix hits and room. Pure.
+
+Filter, score, pick, on each side alone; a pair's cost is the sum of its sides', so the best pair is
+the best prefill worker and the best decode worker among those that fit together. The result is a
+`Placement` or `NoPlacement` of scheduler.policy.placement, with what the choice was made on.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from contracts.lifecycle import Path, Role
+from contracts.perf import LatencyModel
+from contracts.slo import SloTarget
+from scheduler.policy.cluster import ClusterView, RequestView, WorkerView
+from scheduler.policy.placement import NoPlacement, Placement, Reason
+
+NO_HITS: Mapping[str, int] = {}
+
+
+class ScoringLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the scored placement."""
+
+    unified_up_to_tokens: int = 2048
+    """Uncached prompt tokens up to which a unified worker is tried before a pair."""
+    unified_within_steps: float = 2.0
+    """The same limit as slack of this many decode steps; the lower one counts."""
+    prefill_quota_ms: float = 250.0
+    """Queued work up to which a prefill worker gets more. The rest waits in the scheduler, in its order."""
+    tpot_share: float = 1.0
+    """Share of the TPOT target up to which a decode worker's predicted step may grow."""
+    unified_tpot_share: float = 0.7
+    """The same on unified workers: what is left is for prompts."""
+    mixing_cost: float = 1.1
+    """Cost of prompt tokens beside decodes over their cost alone."""
+    late_share: float = 0.8
+    """The part of either share that requests which are late already may fill: the rest is for those in time."""
+    late_patience_ms: float = 60_000.0
+    """After waiting so long a late request is placed like any other."""
+    slack: float = 0.1
+    """Share of a target kept as a reserve when a path is judged."""
+    near_ms: float = 3.0
+    """Costs closer than this are equal; load, then the draw decides."""
+    explore: float = 0.01
+    """Share of requests sent to the second best prefill worker, so that its estimate stays honest."""
+    affinity_load: float = 1.25
+    """A session's home worker is kept while its load is at most this multiple of the mean (bounded loads)."""
+    prefix_load_gap: int = 64
+    prefix_load_ratio: float = 1.5
+    """A worker's prefix hits do not count while it has more requests than the least loaded one by both."""
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known or guessed of one request, besides its size."""
+
+    latency: LatencyModel
+    """Costs of a worker of the pool."""
+    target: SloTarget
+    """The request's own targets."""
+    resident_tpot_ms: float | None = None
+    """TPOT target of the requests already on the workers; None = the request's own."""
+    output_tokens: float
+    """Expected output."""
+    promised_output_tokens: int
+    """Output for which KV memory is kept free."""
+    cached_tokens: Mapping[str, int] = NO_HITS
+    """Prompt tokens in each worker's prefix cache; absent = 0."""
+    waited_ms: float = 0.0
+    late: bool = False
+    """It cannot meet its TTFT target any more."""
+    affinity: str = ""
+    """Session or cache key; empty = none."""
+    draw: float = 0.5
+    """Uniform in [0, 1): the caller's randomness."""
+    background: bool = False
+    """Batch work: unified workers only, and only where it delays nobody."""
+
+    @property
+    def tpot_limit_ms(self) -> float:
+        """Return the decode step that hurts nobody; infinite without a target."""
+        own = self.target.tpot_ms or float("inf")
+        return min(own, self.resident_tpot_ms or float("inf"))
+
+
+class Scored(Placement, frozen=True, kw_only=True):
+    """A placement and what was predicted for it."""
+
+    cached_tokens: int
+    """Prefix hit on the worker that computes the prompt."""
+    promised_kv_tokens: int
+    """KV memory to count against the decode or unified worker."""
+    predicted_ttft_ms: float
+    predicted_step_ms: float
+
+
+class NotScored(NoPlacement, frozen=True, kw_only=True):
+    """Nowhere, and which role lacks room; None when no worker of any kind could ever take it."""
+
+    short_of: Role | None
+
+
+class _Side(msgspec.Struct, frozen=True):
+    """One worker on one side of a path."""
+
+    worker: WorkerView
+    cost_ms: float  # what it adds to TTFT, or its decode step
+    cached: int = 0
+
+
+def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, outlook: Outlook) -> Scored | NotScored:
+    """Choose where `request` runs, or say which role is short of room.
+
+    A unified worker takes a request when there is no pair or none with room; when the prompt is short and
+    its memory is no fuller than the decode worker's; when the prompt would wait for a prefill worker and be
+    done sooner here; and when the pair would be late and it would be less so. All others take the pair.
+    """
+    promised = request.num_samples * (request.prompt_tokens + min(request.max_tokens, outlook.promised_output_tokens))
+    unified = _pick(_unified(request, cluster.unified, limits, outlook, promised), limits, outlook)
+    pairs = bool(cluster.prefill and cluster.decode)
+    if not pairs or (outlook.background and cluster.unified):
+        if unified is None:
+            return NotScored(reason=_why(request, cluster.unified, promised), short_of=Role.UNIFIED)
+        return _on_unified(unified, Reason.UNIFIED_POOL, promised, outlook)
+    pair = _pair(request, cluster, limits, outlook, promised)
+    if unified is not None:
+        why = _why_unified(request, unified, pair, limits, outlook)
+        if why is not None:
+            return _on_unified(unified, why, promised, outlook)
+    return pair
+
+
+def _why_unified(
+    request: RequestView, unified: "_Side", pair: Scored | NotScored, limits: ScoringLimits, outlook: Outlook
+) -> Reason | None:
+    """Return why a request is better off on the unified worker; None when it is not."""
+    if isinstance(pair, NotScored) or pair.prefill is None:
+        return Reason.PAIR_FULL
+    in_time_ms = (outlook.target.ttft_ms or float("inf")) * (1 - limits.slack)
+    sooner = unified.cost_ms < pair.predicted_ttft_ms
+    if unified.cost_ms > in_time_ms:
+        return Reason.PAIR_FULL if sooner and pair.predicted_ttft_ms > in_time_ms else None
+    worker, decode = unified.worker, pair.decode
+    emptier = worker.kv_tokens * decode.kv_capacity_tokens <= decode.kv_tokens * worker.kv_capacity_tokens
+    if emptier and request.prompt_tokens - unified.cached <= _short(worker, limits, outlook):
+        return Reason.SHORT_PROMPT
+    return Reason.PAIR_FULL if sooner and pair.prefill.queued_prefill_tokens else None
+
+
+def _on_unified(side: _Side, reason: Reason, promised: int, outlook: Outlook) -> Scored:
+    worker = side.worker
+    return Scored(
+        path=Path.FALLBACK if reason is Reason.PAIR_FULL else Path.UNIFIED,
+        decode=worker,
+        prefill=None,
+        reason=reason,
+        cached_tokens=side.cached,
+        promised_kv_tokens=promised,
+        predicted_ttft_ms=side.cost_ms,
+        predicted_step_ms=outlook.latency.decode.step_ms(worker.num_requests + 1, worker.kv_tokens + promised),
+    )
+
+
+def _pair(
+    request: RequestView, cluster: ClusterView, limits: ScoringLimits, outlook: Outlook, promised: int
+) -> Scored | NotScored:
+    decodes = _decodes(request, cluster.decode, limits, outlook, promised)
+    if not decodes:
+        return NotScored(reason=_why(request, cluster.decode, promised), short_of=Role.DECODE)
+    prefills = _prefills(request, cluster.prefill, limits, outlook)
+    best: tuple[float, _Side, _Side] | None = None
+    for kind in {side.worker.pairs_with for side in prefills}:
+        decode = _pick([side for side in decodes if side.worker.pairs_with == kind], limits, outlook)
+        prefill = _pick([side for side in prefills if side.worker.pairs_with == kind], limits, outlook, explore=True)
+        if decode is not None and prefill is not None:
+            cost_ms = prefill.cost_ms + decode.cost_ms
+            if best is None or cost_ms < best[0]:
+                best = (cost_ms, prefill, decode)
+    if best is None:
+        return NotScored(reason=_why(request, cluster.prefill, request.prompt_tokens), short_of=Role.PREFILL)
+    _, prefill, decode = best
+    return Scored(
+        path=Path.PD,
+        decode=decode.worker,
+        prefill=prefill.worker,
+        reason=Reason.LEAST_LOADED_PAIR,
+        cached_tokens=prefill.cached,
+        promised_kv_tokens=promised,
+        predicted_ttft_ms=prefill.cost_ms + outlook.latency.transfer.ms(request.prompt_tokens) + decode.cost_ms,
+        predicted_step_ms=decode.cost_ms,
+    )
+
+
+# -- sides ---------------------------------------------------------------------------------------------------
+
+
+def _prefills(
+    request: RequestView, workers: Iterable[WorkerView], limits: ScoringLimits, outlook: Outlook
+) -> list[_Side]:
+    cost = outlook.latency.prefill
+    usable = [w for w in workers if _can(w, request, request.prompt_tokens * request.num_samples)]
+    hits = _trusted_hits(usable, limits, outlook)
+    home = _home(usable, limits, outlook)
+    sides = []
+    for worker in usable:
+        queued_ms = worker.queued_prefill_tokens * cost.per_token_ms
+        if queued_ms > limits.prefill_quota_ms:
+            continue
+        cached = min(hits.get(worker.worker_id, 0), request.prompt_tokens - 1)
+        own_ms = cost.ms(request.prompt_tokens - cached, cached) * request.num_samples
+        favour_ms = limits.near_ms if worker is home else 0.0
+        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms - favour_ms, cached))
+    return sides
+
+
+def _decodes(
+    request: RequestView, workers: Iterable[WorkerView], limits: ScoringLimits, outlook: Outlook, promised: int
+) -> list[_Side]:
+    decode, samples = outlook.latency.decode, request.num_samples
+    limit_ms = outlook.tpot_limit_ms * limits.tpot_share * _part_of(limits, outlook)
+    sides = []
+    for worker in workers:
+        if _can(worker, request, promised):
+            step_ms = decode.step_ms(worker.num_requests + samples, worker.kv_tokens + promised)
+            if step_ms <= limit_ms or not worker.num_requests:
+                sides.append(_Side(worker, step_ms))
+    return sides
+
+
+def _unified(
+    request: RequestView, workers: Iterable[WorkerView], limits: ScoringLimits, outlook: Outlook, promised: int
+) -> list[_Side]:
+    cost, decode, samples = outlook.latency.prefill, outlook.latency.decode, request.num_samples
+    limit_ms = outlook.tpot_limit_ms
+    share = limits.unified_tpot_share * _part_of(limits, outlook)
+    usable = [w for w in workers if _can(w, request, promised)]
+    hits = _trusted_hits(usable, limits, outlook)
+    home = _home(usable, limits, outlook)
+    sides = []
+    for worker in usable:
+        step_ms = decode.step_ms(worker.num_requests + samples, worker.kv_tokens + promised)
+        if step_ms > limit_ms * share and worker.num_requests:
+            continue
+        # Prompts get what a step at the limit leaves; all of it when nothing decodes.
+        left = 1.0 if not worker.num_requests or limit_ms == float("inf") else max(0.05, 1 - step_ms / limit_ms)
+        queued_ms = worker.queued_prefill_tokens * cost.per_token_ms * limits.mixing_cost / left
+        if queued_ms > limits.prefill_quota_ms or (outlook.background and queued_ms > 0):
+            continue
+        cached = min(hits.get(worker.worker_id, 0), request.prompt_tokens - 1)
+        own_ms = cost.ms(request.prompt_tokens - cached, cached) * samples * limits.mixing_cost / left
+        favour_ms = limits.near_ms if worker is home else 0.0
+        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms - favour_ms, cached))
+    return sides
+
+
+def _part_of(limits: ScoringLimits, outlook: Outlook) -> float:
+    patient = outlook.background or (outlook.late and outlook.waited_ms < limits.late_patience_ms)
+    return limits.late_share if patient else 1.0
+
+
+def _can(worker: WorkerView, request: RequestView, kv_needed: int) -> bool:
+    return (
+        worker.ready
+        and request.hand_off in worker.hand_offs
+        and worker.kv_tokens + kv_needed <= worker.kv_capacity_tokens
+        and worker.num_requests + request.num_samples <= worker.max_running
+        and request.context_tokens <= worker.context_tokens
+        and worker.worker_id not in request.excluded
+    )
+
+
+def _short(worker: WorkerView, limits: ScoringLimits, outlook: Outlook) -> float:
+    """Return the uncached tokens that a unified worker computes within its slack of a few steps."""
+    target_ms = outlook.tpot_limit_ms
+    if target_ms == float("inf"):
+        return limits.unified_up_to_tokens
+    step_ms = outlook.latency.decode.step_ms(worker.num_requests, worker.kv_tokens) if worker.num_requests else 0.0
+    slack_ms = max(0.0, target_ms - step_ms) * limits.unified_within_steps
+    return min(limits.unified_up_to_tokens, slack_ms / outlook.latency.prefill.per_token_ms)
+
+
+# -- picking -------------------------------------------------------------------------------------------------
+
+
+def _pick(sides: Sequence[_Side], limits: ScoringLimits, outlook: Outlook, *, explore: bool = False) -> _Side | None:
+    """Return the cheapest side; among near equals the less loaded of two drawn ones."""
+    if not sides:
+        return None
+    if len(sides) == 1:
+        return sides[0]
+    best = min(sides, key=lambda side: (side.cost_ms, side.worker.worker_id))
+    near = [side for side in sides if side.cost_ms - best.cost_ms <= limits.near_ms]
+    if explore and outlook.draw < limits.explore:
+        others = [side for side in sides if side is not best]
+        return min(others, key=lambda side: (side.cost_ms, side.worker.worker_id))
+    if len(near) == 1:
+        return best
+    first = int(outlook.draw * len(near))
+    second = (first + 1 + int(outlook.draw * 997) % (len(near) - 1)) % len(near)
+    return min(near[first], near[second], key=lambda side: (side.worker.load_tokens, side.cost_ms))
+
+
+def _trusted_hits(workers: Sequence[WorkerView], limits: ScoringLimits, outlook: Outlook) -> Mapping[str, int]:
+    """Return prefix hits without those of overloaded workers; each worker is judged alone."""
+    if not outlook.cached_tokens or not workers:
+        return NO_HITS
+    least = min(worker.num_requests for worker in workers)
+    bound = max(least + limits.prefix_load_gap, least * limits.prefix_load_ratio)
+    hits = outlook.cached_tokens
+    return {w.worker_id: hits[w.worker_id] for w in workers if w.worker_id in hits and w.num_requests <= bound}
+
+
+def _home(workers: Sequence[WorkerView], limits: ScoringLimits, outlook: Outlook) -> WorkerView | None:
+    """Return the session's worker: highest hash among those within the load bound (rendezvous hashing)."""
+    if not outlook.affinity or not workers:
+        return None
+    bound = limits.affinity_load * (sum(w.num_requests for w in workers) + 1) / len(workers)
+    within = [w for w in workers if w.num_requests <= bound]
+    return max(within, key=lambda w: _weight(outlook.affinity, w.worker_id), default=None)
+
+
+def _weight(session: str, worker_id: str) -> int:
+    # CRC-32 alone is linear: names that differ in one place would rank alike. The multiplication breaks that.
+    return zlib.crc32(f"{session}\0{worker_id}".encode()) * 0x9E3779B1 & 0xFFFFFFFF
+
+
+def _why(request: RequestView, workers: Sequence[WorkerView], kv_needed: int) -> Reason:
+    """Return what a request without a place waits for."""
+    ready = [w for w in workers if w.ready and request.hand_off in w.hand_offs]
+    if not ready:
+        return Reason.NO_WORKER
+    possible = [w for w in ready if request.context_tokens <= w.context_tokens and kv_needed <= w.kv_capacity_tokens]
+    if not possible:
+        return Reason.TOO_LONG
+    if all(w.worker_id in request.excluded for w in possible):
+        return Reason.ALL_EXCLUDED
+    return Reason.ALL_FULL

@@ -1,0 +1,185 @@
+"""One leads, the others stand by; what a new leader does with the work of the one before."""
+
+import asyncio
+
+from rig import FAST, POOL, SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+
+from contracts import keys
+from contracts.lifecycle import FinishReason, RequestState, Role
+from contracts.wire import Attempt
+
+
+async def leader_of(rig: Rig) -> bytes | None:
+    return await rig.redis.get(keys.leader(POOL))
+
+
+async def test_only_one_leads_and_the_standby_reads_status(rig: Rig):
+    await rig.pair()
+    first = await rig.leading(rig.scheduler("a"))
+    second = rig.scheduler("b")
+    await eventually(lambda: [w.ready for w in second.registry.workers()] == [True, True])
+    assert second.term is None
+    assert await leader_of(rig) == f"a:{first.lease.epoch}".encode()
+
+
+async def test_a_leader_that_stops_hands_over_at_once_with_a_higher_epoch(rig: Rig):
+    first = await rig.leading(rig.scheduler("a"))
+    second = rig.scheduler("b")
+    rig._schedulers[first].cancel()
+    await eventually(lambda: second.term is not None)
+    assert second.lease.epoch == first.lease.epoch + 1
+    assert await leader_of(rig) == f"b:{second.lease.epoch}".encode()
+
+
+async def test_the_epoch_is_above_what_workers_have_seen_even_if_redis_forgot(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED)
+    worker.server.condition.leader_epoch = 41
+    pool = rig.scheduler()
+    gateway = await rig.gateway()
+    request = await gateway.submit()
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    assert pool.lease.epoch > 41
+
+
+async def test_a_dead_leaders_running_requests_are_adopted_and_nothing_runs_twice(rig: Rig):
+    prefill = await rig.worker(Role.PREFILL)
+    decode = await rig.worker(Role.DECODE, SLOW_DECODE)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    second = rig.scheduler("b")
+    running = [await gateway.submit(max_tokens=60) for _ in range(4)]
+    await eventually(lambda: all(r.tokens for r in running))
+    started_s = asyncio.get_running_loop().time()
+    await rig.kill(first)
+    fresh = await gateway.submit()  # arrives while nobody leads
+    await eventually(lambda: second.term is not None and second.term.attempts.caught_up)
+    assert asyncio.get_running_loop().time() - started_s < 10
+    await eventually(lambda: fresh.reason() is FinishReason.LENGTH)
+    await eventually(lambda: all(r.reason() is FinishReason.LENGTH for r in running))
+    assert all(len(r.tokens[1, 0]) == 60 for r in running)
+    expected = {Attempt(r.rid, 1) for r in (*running, fresh)}
+    assert sorted(decode.submitted, key=str) == sorted(expected, key=str) == sorted(prefill.submitted, key=str)
+    assert not any(r.lost for r in running)
+    book = second.term.book
+    await eventually(lambda: all(book.get(r.rid).state is RequestState.FINISHED for r in (*running, fresh)))
+    for request in (*running, fresh):
+        await gateway.finish(request)
+    await eventually(lambda: len(book) == 0)
+    await eventually(lambda: not decode.server.assignments.finals.all())
+    assert all(w.num_requests == 0 for w in second.registry.workers())
+
+
+async def test_requests_that_finished_while_nobody_led_are_known_to_the_new_leader(rig: Rig):
+    await rig.pair()
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit(max_tokens=100)
+    await eventually(lambda: request.placed)
+    await rig.kill(first)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    second = await rig.leading(rig.scheduler("b"))
+    assert second.term.book.get(request.rid).state is RequestState.FINISHED
+
+
+async def test_a_waiting_request_is_dispatched_by_the_new_leader(rig: Rig):
+    await rig.worker(Role.PREFILL)
+    decode = await rig.worker(Role.DECODE, SLOW_DECODE, max_running=1)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    running, waiting = await gateway.submit(max_tokens=40), await gateway.submit()
+    await eventually(lambda: running.tokens and len(first.term.dispatcher.waiting) == 1)
+    await rig.kill(first)
+    await rig.leading(rig.scheduler("b"))
+    await eventually(lambda: waiting.reason() is FinishReason.LENGTH)
+    assert decode.submitted == [Attempt(running.rid, 1), Attempt(waiting.rid, 1)]
+
+
+async def test_a_request_whose_workers_died_with_the_leader_is_tried_again(rig: Rig):
+    prefill, decode = await rig.pair(SLOW_PREFILL)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit()
+    await eventually(lambda: request.placed and decode.submitted and prefill.submitted)
+    await rig.kill(first)
+    await decode.kill()
+    await rig.worker(Role.UNIFIED)
+    rig.scheduler("b")
+    await eventually(lambda: request.reason(attempt=2) is FinishReason.LENGTH)
+    assert [(n.attempt, n.retrying) for n in request.lost] == [(1, True)]
+    await eventually(lambda: prefill.running == 0)
+
+
+async def test_a_streaming_request_whose_worker_died_with_the_leader_is_the_gateways_to_judge(rig: Rig):
+    decode = await rig.worker(Role.UNIFIED, SLOW_DECODE)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit(max_tokens=500)
+    await eventually(lambda: request.tokens)
+    await rig.kill(first)
+    await decode.kill()
+    second = rig.scheduler("b")
+    await eventually(lambda: request.lost)
+    assert [(n.attempt, n.retrying) for n in request.lost] == [(1, False)]
+    await gateway.abort(request)
+    await eventually(lambda: second.term.book.get(request.rid).state is RequestState.ABORTED)
+
+
+async def test_a_leader_that_died_between_record_and_submit_leaves_a_request_that_is_tried_again(rig: Rig):
+    prefill, decode = await rig.pair()
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    first.registry.send = lambda worker, command: True  # what it sends from here on goes nowhere
+    request = await gateway.submit()
+    await eventually(lambda: request.placed)
+    await rig.kill(first)
+    await rig.leading(rig.scheduler("b"))
+    await eventually(lambda: request.reason(attempt=2) is FinishReason.LENGTH)
+    assert decode.submitted == prefill.submitted == [Attempt(request.rid, 2)]
+
+
+async def test_an_abort_that_arrives_while_nobody_leads_is_obeyed(rig: Rig):
+    await rig.pair(SLOW_PREFILL)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit()
+    await eventually(lambda: request.placed and all(w.running for w in rig.workers))
+    await rig.kill(first)
+    await gateway.abort(request)
+    second = await rig.leading(rig.scheduler("b"))
+    await eventually(lambda: all(w.running == 0 for w in rig.workers))
+    await eventually(lambda: second.term.book.get(request.rid).state is RequestState.ABORTED)
+
+
+async def test_a_leader_that_lost_its_lease_stops_and_the_workers_refuse_what_it_still_sends(rig: Rig):
+    _, decode = await rig.pair()
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    await rig.redis.set(keys.leader(POOL), b"someone-else:9", px=1500)
+    request = await gateway.submit()
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    assert decode.submitted == [Attempt(request.rid, 1)]
+    assert first.lease.epoch > 1  # it leads again, under a new epoch, after the other's lease ran out
+
+
+async def test_entries_that_a_former_leader_read_after_the_take_over_are_not_stranded(rig: Rig):
+    await rig.pair()
+    gateway = await rig.gateway()
+    await rig.leading(rig.scheduler("a"))
+    inbox = keys.inbox(POOL)
+    entries = []
+    while not entries:  # "b" wins the race for some entry, as a leader blocked in its read would
+        request = await gateway.submit()
+        entries = await rig.redis.xreadgroup(keys.CONSUMER_GROUP_SCHEDULER, "b", {inbox: ">"}, count=1)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+
+
+async def test_a_worker_refuses_an_old_epoch_and_the_leader_steps_down(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    before = pool.lease.epoch
+    worker.server.condition.leader_epoch = before + 5
+    request = await gateway.submit()
+    await eventually(lambda: any(request.reason(attempt=n) is FinishReason.LENGTH for n in (1, 2)))
+    assert pool.lease.epoch > before + 5
+    assert FAST.max_running > 0
