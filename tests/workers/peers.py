@@ -129,16 +129,16 @@ class Gateway:
         abort = pb.Abort(id=attempt_to_pb(attempt), all_samples=all_samples, reason="test")
         await self._call.write(pb.AttachCommand(abort=abort))
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+    async def until(self, condition: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:
+        async with asyncio.timeout(within_s):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def answer(self, attempt: Attempt, phase: Phase = Phase.UNIFIED) -> Answer:
+    async def answer(self, attempt: Attempt, phase: Phase = Phase.UNIFIED, *, within_s: float = DEADLINE_S) -> Answer:
         """Wait for the whole answer of a request."""
         key = (attempt, PHASE_TO_PB[phase])
-        await self.until(lambda: key in self.answers and self.answers[key].finished is not None)
+        await self.until(lambda: key in self.answers and self.answers[key].finished is not None, within_s=within_s)
         return self.answers[key]
 
     async def _read(self, call) -> None:

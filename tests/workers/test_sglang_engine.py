@@ -1,0 +1,360 @@
+"""The real SGLang: a prefill and a decode worker with a real KV hand-off, beside a unified one.
+
+Three worker processes with a tiny random model are started once for the module. Everything goes
+through their gRPC calls, as a gateway and a scheduler would do it.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from redis import Redis
+from tokenizers import Tokenizer
+
+from contracts.keys import worker_lease
+from contracts.lifecycle import FinishReason, Phase
+from contracts.wire import Attempt, Registration, counts_from_pb
+from pdgate.engine import find_library
+from tests.processes import engine_python
+from tests.workers.peers import Answer, Gateway, Leader, new_attempt, pair_submits, submit_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+REPOSITORY = Path(__file__).parents[2]
+BOOT_S = 420.0
+PEER_TIMEOUT_S = 15
+ROLES = ("prefill", "decode", "unified")
+EXIT_ENGINE_DIED = 70
+TEXTS = (
+    "What is the capital of France?",
+    "The quick brown fox jumps over",
+    "Once upon a time, in a small village near the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "List of planets in the solar system: " * 12,
+)
+
+
+class EngineWorker:
+    """One worker process and what its lease says."""
+
+    def __init__(self, process: subprocess.Popen, registration: Registration, log: Path) -> None:
+        self.process = process
+        self.registration = registration
+        self.log = log
+        self.address = registration.address
+        self.epoch = registration.epoch
+        self.bootstrap = (registration.bootstrap_host, registration.bootstrap_port)
+
+
+class Engines:
+    """The three workers, the control file and the tokenizer."""
+
+    def __init__(self, workers: dict[str, EngineWorker], faults: Path, tokenizer: Tokenizer) -> None:
+        self.prefill, self.decode, self.unified = (workers[role] for role in ROLES)
+        self.faults = faults
+        self.prompts = [tokenizer.encode(text).ids for text in TEXTS]
+
+
+def tiny_model() -> Path:
+    models = Path(os.environ.get("PDGATE_MODELS_DIR", REPOSITORY / ".pdgate/models"))
+    if not (models / "tiny" / "config.json").exists():
+        pytest.fail(f"{models / 'tiny'} is missing: run `pdgate engine install`, or set PDGATE_MODELS_DIR")
+    return models / "tiny"
+
+
+def start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path) -> subprocess.Popen:
+    python = engine_python()
+    library = find_library(Path(python).parents[2])
+    environment = {
+        **os.environ,
+        **({"LD_LIBRARY_PATH": str(library.parent)} if library else {}),
+        "PYTHONPATH": str(REPOSITORY),
+        "WORKER_ID": f"engine-{role}",
+        "WORKER_POOL": "tiny",
+        "WORKER_ROLE": role,
+        "WORKER_ENGINE": "sglang",
+        "WORKER_REDIS_URL": redis_url,
+        "WORKER_CATALOG": str(catalog_file),
+        "WORKER_MODEL_PATH": str(model),
+        "WORKER_FAULTS_FILE": str(folder / "faults"),
+        "WORKER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+    }
+    with (folder / f"{role}.log").open("wb") as log:
+        return subprocess.Popen(
+            [python, "-m", "workers"], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def await_lease(redis: Redis, role: str, process: subprocess.Popen, log: Path, deadline: float) -> Registration:
+    while (raw := redis.get(worker_lease("tiny", f"engine-{role}"))) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"the {role} worker did not start (exit {process.poll()}):\n{log.read_text()[-4000:]}")
+        time.sleep(0.1)
+    return msgspec.msgpack.decode(raw, type=Registration)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory, valkey_url, catalog_file) -> Iterator[Engines]:
+    folder, model = tmp_path_factory.mktemp("engines"), tiny_model()
+    processes: dict[str, subprocess.Popen] = {}
+    redis = Redis.from_url(valkey_url)
+    try:
+        for role in ROLES:
+            processes[role] = start(role, folder=folder, redis_url=valkey_url, catalog_file=catalog_file, model=model)
+        deadline = time.monotonic() + BOOT_S
+        workers = {}
+        for role, process in processes.items():
+            log = folder / f"{role}.log"
+            workers[role] = EngineWorker(process, await_lease(redis, role, process, log, deadline), log)
+        yield Engines(workers, folder / "faults", Tokenizer.from_file(str(model / "tokenizer.json")))
+    finally:
+        redis.close()
+        for process in processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class Client:
+    """A gateway and a leader on each of the three workers."""
+
+    def __init__(self, engines: Engines, name: str, gateways: dict[str, Gateway], leaders: dict[str, Leader]) -> None:
+        self.engines = engines
+        self.name = name  # the gateway's id
+        self.gateways = gateways
+        self.leaders = leaders
+
+    async def submit_pair(self, prompt: list[int], **fields) -> Attempt:
+        attempt = new_attempt()
+        to_prefill, to_decode = self.pair_submits(prompt, attempt, **fields)
+        await self.leaders["decode"].send(submit=to_decode)
+        await self.leaders["prefill"].send(submit=to_prefill)
+        return attempt
+
+    def pair_submits(self, prompt: list[int], attempt: Attempt, **fields):
+        fields["gateway_id"] = self.name
+        return pair_submits(self.engines.prefill, self.engines.decode, prompt, attempt, **fields)
+
+    def unified_submit(self, prompt: list[int], **fields):
+        return submit_of(self.engines.unified, prompt, gateway_id=self.name, **fields)
+
+    async def pair(self, prompt: list[int], **fields) -> tuple[Answer, Answer]:
+        """Run one request through the pair: (prefill's answer, decode's answer)."""
+        attempt = await self.submit_pair(prompt, **fields)
+        return await self.ends(attempt)
+
+    async def ends(self, attempt: Attempt) -> tuple[Answer, Answer]:
+        decode = await self.gateways["decode"].answer(attempt, Phase.DECODE)
+        return await self.gateways["prefill"].answer(attempt, Phase.PREFILL), decode
+
+    async def unified(self, prompt: list[int], **fields) -> Answer:
+        attempt = new_attempt()
+        await self.leaders["unified"].send(submit=self.unified_submit(prompt, attempt=attempt, **fields))
+        return await self.gateways["unified"].answer(attempt)
+
+    async def idle(self, role: str):
+        """Wait until a worker reports that nothing is left in its engine, and return that status."""
+        seen = len(self.leaders[role].of("status"))
+
+        def free(status) -> bool:
+            is_new = self.leaders[role].of("status").index(status) >= seen
+            return is_new and not (status.num_running or status.num_waiting or status.kv_used_tokens)
+
+        return await self.leaders[role].next_of("status", free)
+
+
+@asynccontextmanager
+async def client_of(engines: Engines) -> AsyncIterator[Client]:
+    workers = {role: getattr(engines, role) for role in ROLES}
+    async with asyncio.TaskGroup() as tasks:
+        name = str(new_attempt().rid)
+        gateways = {role: Gateway(w.address, gateway_id=name) for role, w in workers.items()}
+        leaders = {role: Leader(w.address) for role, w in workers.items()}
+        for role, worker in workers.items():
+            await leaders[role].open(tasks)
+            await gateways[role].attach(tasks, epoch=worker.epoch)
+        try:
+            yield Client(engines, name, gateways, leaders)
+        finally:
+            for role in workers:
+                await gateways[role].detach()
+                await leaders[role].close()
+
+
+GREEDY = {"temperature": 0.0, "max_tokens": 32}
+
+
+async def test_the_pair_says_what_the_unified_engine_says_and_decode_computes_no_prompt(engines):
+    async with client_of(engines) as client:
+        reference = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
+        pairs = [await client.pair(prompt, **GREEDY) for prompt in engines.prompts]
+        prefill_status, decode_status = await client.idle("prefill"), await client.idle("decode")
+    assert [decode.text for _, decode in pairs] == [answer.text for answer in reference]
+    assert [decode.ids for _, decode in pairs] == [answer.ids for answer in reference]
+    assert len({answer.text for answer in reference}) == len(TEXTS)
+    assert decode_status.prefill_chunks_done == 0
+    assert prefill_status.prefill_chunks_done > 0
+    assert decode_status.tokens_produced > 0
+    assert prefill_status.tokens_produced == 0
+
+
+async def test_counts_come_from_the_side_that_knows(engines):
+    prompt = engines.prompts[4]
+    async with client_of(engines) as client:
+        prefill, decode = await client.pair(prompt, cache_salt="counts", **GREEDY)
+        again, _ = await client.pair(prompt, cache_salt="counts", **GREEDY)
+        foreign, _ = await client.pair(prompt, cache_salt="other", **GREEDY)
+        final = await client.leaders["prefill"].next_of("final", lambda f: f.counts.cached_tokens > 0)
+    counts = counts_from_pb(prefill.finished.counts)
+    assert (counts.prompt_tokens, counts.cached_tokens, counts.completion_tokens) == (len(prompt), 0, 0)
+    assert decode.finished.counts.completion_tokens == len(decode.ids) == 32
+    assert decode.reason is FinishReason.LENGTH
+    assert prefill.reason is FinishReason.STOP
+    assert prefill.finished.stages.transfer_ms > 0
+    assert 0 < again.finished.counts.cached_tokens < len(prompt)
+    assert foreign.finished.counts.cached_tokens == 0
+    assert final.counts == again.finished.counts
+
+
+async def test_one_token_answers_and_stop_strings_are_those_of_the_unified_engine(engines):
+    prompt = engines.prompts[1]
+    async with client_of(engines) as client:
+        whole = await client.unified(prompt, **GREEDY)
+        _, one = await client.pair(prompt, temperature=0.0, max_tokens=1)
+        stop = whole.text[12:18]
+        reference = await client.unified(prompt, stop=(stop,), **GREEDY)
+        _, stopped = await client.pair(prompt, stop=(stop,), **GREEDY)
+    assert one.ids == whole.ids[:1]
+    assert one.finished.counts.completion_tokens == 1
+    assert stopped.reason is FinishReason.STOP
+    assert stopped.finished.matched_stop == stop
+    assert stopped.text == reference.text == whole.text[: whole.text.index(stop)]
+
+
+async def test_without_the_kv_payload_the_text_is_another(engines):
+    engines.faults.write_text("drop_kv")
+    try:
+        async with client_of(engines) as client:
+            reference = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
+            broken = [await client.pair(prompt, cache_salt="dropped", **GREEDY) for prompt in engines.prompts]
+            status = await client.idle("decode")
+    finally:
+        engines.faults.unlink()
+    equal = [decode.text == answer.text for (_, decode), answer in zip(broken, reference, strict=True)]
+    assert equal == [False] * len(TEXTS)
+    assert status.prefill_chunks_done == 0
+
+
+async def test_concurrent_requests_keep_their_own_text(engines):
+    async with client_of(engines) as client:
+        reference = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
+        attempts = [await client.submit_pair(prompt, **GREEDY) for prompt in engines.prompts * 3]
+        ends = [await client.ends(attempt) for attempt in attempts]
+    assert [decode.text for _, decode in ends] == [answer.text for answer in reference] * 3
+
+
+async def test_an_abort_in_mid_decode_stops_at_once_and_frees_everything(engines):
+    async with client_of(engines) as client:
+        attempt = await client.submit_pair(engines.prompts[1], temperature=0.0, max_tokens=1500, ignore_eos=True)
+        decode = client.gateways["decode"]
+        key = (attempt, 2)
+        await decode.until(lambda: key in decode.answers and len(decode.answers[key].ids) >= 6)
+        seen = len(decode.answers[key].ids)
+        await decode.abort(attempt)
+        answer = await decode.answer(attempt, Phase.DECODE)
+        await client.idle("decode")
+        await client.idle("prefill")
+        _, after = await client.pair(engines.prompts[1], **GREEDY)
+    assert answer.reason is FinishReason.ABORTED
+    assert answer.finished.counts.completion_tokens == len(answer.ids)
+    assert len(answer.ids) < seen + 100  # of 1,500: the rest is what was on its way
+    assert after.reason is FinishReason.LENGTH
+
+
+async def test_an_abort_in_the_instant_of_submission_is_not_lost(engines):
+    async with client_of(engines) as client:
+        attempts = []
+        for _ in range(4):
+            attempt = await client.submit_pair(engines.prompts[4], temperature=0.0, max_tokens=1500, ignore_eos=True)
+            await client.gateways["decode"].abort(attempt)
+            await client.gateways["prefill"].abort(attempt)
+            attempts.append(attempt)
+        ends = [await client.ends(attempt) for attempt in attempts]
+        await client.idle("decode")
+        await client.idle("prefill")
+    assert all(decode.reason is FinishReason.ABORTED for _, decode in ends)
+
+
+async def test_a_seed_makes_sampling_repeatable(engines):
+    sampled = {"temperature": 1.0, "max_tokens": 16}
+    async with client_of(engines) as client:
+        texts = [(await client.pair(engines.prompts[1], seed=seed, **sampled))[1].text for seed in (5, 5, 6)]
+        unified = await client.unified(engines.prompts[1], seed=5, **sampled)
+        _, unseeded = await client.pair(engines.prompts[1], **sampled)
+    assert texts[0] == texts[1] == unified.text
+    assert texts[2] != texts[0]
+    assert unseeded.text not in texts
+
+
+async def test_what_would_kill_the_engine_is_refused_before(engines):
+    async with client_of(engines) as client:
+        bad = [
+            client.unified_submit(engines.prompts[0], min_p=0.1, seed=3),
+            client.unified_submit([1_000_000]),
+            client.unified_submit(engines.prompts[0], max_tokens=100_000),
+            client.unified_submit(engines.prompts[0], adapter="none"),
+        ]
+        leader = client.leaders["unified"]
+        for submit in bad:
+            await leader.send(submit=submit)
+        await leader.next_of("status", lambda _: len(leader.of("rejected")) == len(bad))
+        codes = {rejected.code for rejected in leader.of("rejected")}
+        after = await client.unified(engines.prompts[0], **GREEDY)
+    assert codes == {"bad_request"}
+    assert after.reason is FinishReason.LENGTH
+
+
+async def test_one_side_alone_gives_up_after_the_peer_timeout(engines):
+    async with client_of(engines) as client:
+        lonely_prefill, lonely_decode = new_attempt(), new_attempt()
+        to_prefill, _ = client.pair_submits(engines.prompts[0], lonely_prefill)
+        _, to_decode = client.pair_submits(engines.prompts[0], lonely_decode)
+        await client.leaders["prefill"].send(submit=to_prefill)
+        await client.leaders["decode"].send(submit=to_decode)
+        async with asyncio.timeout(PEER_TIMEOUT_S * 4):
+            prefill = await client.gateways["prefill"].answer(lonely_prefill, Phase.PREFILL, within_s=60)
+            decode = await client.gateways["decode"].answer(lonely_decode, Phase.DECODE, within_s=60)
+        await client.idle("decode")
+    assert prefill.reason is decode.reason is FinishReason.HAND_OFF
+    assert decode.ids == []
+
+
+def test_a_worker_whose_engine_died_leaves_with_its_own_exit_code(engines):
+    """The last test of the module: it costs the unified worker."""
+    process = engines.unified.process
+    children = psutil.Process(process.pid).children(recursive=True)
+    scheduler = next(child for child in children if "scheduler" in child.name())
+    scheduler.kill()
+    assert process.wait(30) == EXIT_ENGINE_DIED
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert "a process of the engine died" in engines.unified.log.read_text()
+
+
+def test_a_worker_stops_cleanly_on_sigterm(engines):
+    """After the one above, for the same reason: it costs the decode worker."""
+    children = psutil.Process(engines.decode.process.pid).children(recursive=True)
+    engines.decode.process.send_signal(signal.SIGTERM)
+    assert engines.decode.process.wait(15) == 0
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
