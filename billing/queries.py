@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import tables as t
@@ -105,7 +106,7 @@ async def current_prices(conn: AsyncConnection) -> dict[str, Price]:
     now = sa.func.clock_timestamp()
     query = (
         sa.select(t.price)
-        .distinct(t.price.c.model)
+        .ext(distinct_on(t.price.c.model))
         .where(
             t.price.c.organisation.is_(None),
             t.price.c.effective_from <= now,

@@ -51,10 +51,8 @@ for i, l in ipairs(a.leases) do
 end
 for i, b in ipairs(a.budgets) do
   local used = redis.call('HMGET', b.key, 'spent', 'reserved')
-  local total = tonumber(used[1] or '0') + tonumber(used[2] or '0')
-  if total + b.amount > b.limit or total + b.amount > MAX_EXACT then
-    return {0, 'budget', i - 1, -1, b.limit - total}
-  end
+  local left = math.min(b.limit, MAX_EXACT) - tonumber(used[1] or '0') - tonumber(used[2] or '0')
+  if b.amount > left then return {0, 'budget', i - 1, -1, left} end
 end
 
 for i, r in ipairs(a.rates) do
@@ -63,7 +61,9 @@ for i, r in ipairs(a.rates) do
 end
 for _, l in ipairs(a.leases) do
   redis.call('ZADD', l.key, a.deadline_ms + 60000, a.rid)
-  redis.call('PEXPIREAT', l.key, string.format('%.0f', a.deadline_ms + 60000))
+  local until_ms = string.format('%.0f', a.deadline_ms + 60000)
+  redis.call('PEXPIREAT', l.key, until_ms, 'NX')
+  redis.call('PEXPIREAT', l.key, until_ms, 'GT') -- a short request must not end a longer one's lease
 end
 for _, b in ipairs(a.budgets) do
   redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', b.amount))

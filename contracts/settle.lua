@@ -30,7 +30,7 @@ for _, r in ipairs(a.rates) do
 end
 for _, l in ipairs(a.leases) do redis.call('ZREM', l.key, a.rid) end
 for _, b in ipairs(a.budgets) do
-  redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', -b.amount))
+  redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', 0 - b.amount))
   redis.call('HINCRBY', b.key, 'spent', string.format('%.0f', s.cost))
 end
 redis.call('DEL', KEYS[1])

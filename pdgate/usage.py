@@ -26,6 +26,7 @@ from pdgate.connection import database_url
 from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show_json
 
+_WIDE_COLUMNS: Final = 250
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -94,7 +95,8 @@ def print_usage(report: UsageReport, *, currency: str, as_json: bool = False) ->
     if as_json:
         show_json(report)
         return
-    console = Console(soft_wrap=True, highlight=False)
+    # Piped to a file there is no width to fit into, and an identifier cut short is of no use.
+    console = Console(highlight=False, width=None if Console().is_terminal else _WIDE_COLUMNS)
     if not report.models:
         console.print(f"nothing metered since {report.since}")
         return
@@ -137,9 +139,10 @@ def _models_table(report: UsageReport, currency: str) -> Table:
 
 def _requests_table(report: UsageReport, currency: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("request", "at", "model", "path", "hand-off", "outcome"):
+    table.add_column("request", no_wrap=True, min_width=36)
+    for heading in ("at", "model", "path", "hand-off", "outcome"):
         table.add_column(heading)
-    for heading in (*Meter, f"cost {currency}", "TTFT ms", "TPOT ms"):
+    for heading in ("computed", "cached", "decode", currency, "TTFT ms", "TPOT ms"):
         table.add_column(heading, justify="right")
     for row in report.requests:
         tokens = {record.meter: record.tokens for record in row.meters}

@@ -1,0 +1,202 @@
+"""The ledger balances, whatever is posted, repeated or tried."""
+
+import asyncio
+import uuid
+
+import asyncpg
+import pytest
+from billing_rig import Rig, now_ms, usage_event
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from billing.database import create_engine
+from billing.prices import set_price
+from billing.streams import redis_client
+from contracts.rating import Meter, Tokens
+from contracts.usage import Outcome
+
+TOTALS = """
+SELECT
+    (SELECT coalesce(sum(amount), 0) FROM billing.ledger_entry) AS everything,
+    (SELECT count(*) FROM (
+        SELECT FROM billing.ledger_entry GROUP BY transaction_id HAVING sum(amount) <> 0
+    ) AS t) AS wrong,
+    (SELECT coalesce(sum(amount), 0) FROM billing.ledger_entry WHERE amount > 0) AS owed,
+    (SELECT coalesce(sum(cost), 0) FROM billing.usage_record) AS cost,
+    (SELECT coalesce(sum(tokens), 0) FROM billing.usage_record) AS tokens,
+    (SELECT count(*) FROM billing.usage_record) AS records,
+    (SELECT coalesce(sum(cost), 0) FROM billing.usage_hourly) AS rolled_cost,
+    (SELECT coalesce(sum(tokens), 0) FROM billing.usage_hourly) AS rolled_tokens,
+    (SELECT coalesce(sum(requests), 0) FROM billing.usage_hourly) AS rolled_records
+"""
+
+
+async def test_free_and_interrupted_requests_post_nothing(rig):
+    await rig.bill(usage_event(tokens=Tokens()), usage_event(outcome=Outcome.INTERRUPTED, cause="worker_lost"))
+    assert await rig.scalar("SELECT count(*) FROM billing.usage_record") == 6
+    assert await rig.scalar("SELECT count(*) FROM billing.ledger_transaction") == 0
+
+
+async def test_a_meter_without_tokens_has_a_record_and_no_entry(rig):
+    await rig.bill(usage_event(tokens=Tokens(prefill_computed=10, decode=1)))
+    assert await rig.scalar("SELECT count(*) FROM billing.usage_record") == 3
+    assert await rig.scalar("SELECT count(*) FROM billing.ledger_entry") == 3
+
+
+async def test_the_rollup_equals_the_records(rig):
+    hour = 3_600_000
+    noon = now_ms() // hour * hour - 1  # the last millisecond of the previous hour
+    await rig.bill(
+        *(
+            usage_event(
+                org=f"org_{n % 3}",
+                key_id=f"key_{n % 2}",
+                batch=n % 5 == 0,
+                outcome=Outcome.INTERRUPTED if n % 4 == 0 else Outcome.FINISHED,
+                at_ms=noon + n % 2,
+                tokens=Tokens(prefill_computed=n, prefill_cached=2 * n, decode=3 * n),
+            )
+            for n in range(60)
+        )
+    )
+    by_hand = """
+        SELECT organisation, date_trunc('hour', at, 'UTC') AS hour, project, key_id, model, tier, batch, billable,
+            meter, sum(tokens) AS tokens, sum(cost) AS cost, count(*) AS requests
+        FROM billing.usage_record GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    """
+    rolled = "SELECT * FROM billing.usage_hourly"
+    assert await rig.rows(f"({by_hand}) EXCEPT ({rolled})") == []
+    assert await rig.rows(f"({rolled}) EXCEPT ({by_hand})") == []
+    assert await rig.scalar("SELECT count(DISTINCT hour) FROM billing.usage_hourly") == 2
+
+
+async def test_the_database_refuses_entries_that_do_not_balance(rig):
+    await rig.bill(usage_event())
+    accounts = [row.id for row in await rig.rows("SELECT id FROM billing.account ORDER BY id LIMIT 2")]
+    for amounts in ((5, -4), (5, None)):
+        with pytest.raises(DBAPIError, match="sums to"):
+            await post_by_hand(rig, accounts, amounts)
+    with pytest.raises(DBAPIError, match="no account"):
+        await post_by_hand(rig, [accounts[0], 2**30], (5, -5))
+    assert await rig.scalar("SELECT sum(amount) FROM billing.ledger_entry") == 0
+
+
+async def post_by_hand(rig, accounts, amounts):
+    transaction = uuid.uuid4()
+    async with rig.engine.begin() as conn:
+        await conn.execute(
+            text(
+                "INSERT INTO billing.ledger_transaction (id, kind, organisation, at) VALUES (:id, 'test', 'o', now())"
+            ),
+            {"id": transaction},
+        )
+        pairs = ", ".join(
+            f"(:id, {account}, {amount})" for account, amount in zip(accounts, amounts, strict=True) if amount
+        )
+        await conn.execute(text(f"INSERT INTO billing.ledger_entry VALUES {pairs}"), {"id": transaction})
+
+
+@pytest.mark.parametrize("table", ["ledger_entry", "ledger_transaction", "account"])
+async def test_nothing_in_the_ledger_can_be_changed_or_deleted(rig, table):
+    await rig.bill(usage_event())
+    column = {"ledger_entry": "amount = 1", "ledger_transaction": "kind = ''", "account": "code = ''"}[table]
+    for statement in (f"UPDATE billing.{table} SET {column}", f"DELETE FROM billing.{table}"):
+        with pytest.raises(DBAPIError, match="only appends"):
+            async with rig.engine.begin() as conn:
+                await conn.exec_driver_sql(statement)
+
+
+async def truncate(database_url):
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(
+        "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly,"
+        " billing.ledger_transaction, billing.ledger_entry"
+    )
+    await connection.close()
+
+
+def machine(database_url, redis_url):
+    """Settling, delivering, delivering again and changing prices, in any order."""
+
+    class Billing(RuleBasedStateMachine):
+        def __init__(self):
+            super().__init__()
+            self.runner = asyncio.Runner()
+            self.events = []
+            self.waiting = 0
+            self.run(truncate(database_url))
+            self.redis = redis_client(redis_url)
+            self.engine = create_engine(database_url)
+            self.rig = Rig(self.redis, self.engine)
+            self.run(self.redis.flushall())
+
+        def run(self, coroutine):
+            return self.runner.run(coroutine)
+
+        @initialize()
+        def price(self):
+            self.run(self.set_price(from_ms=0))
+
+        async def set_price(self, nano=1_234_567, from_ms=None):
+            async with self.engine.begin() as conn:
+                await set_price(conn, model="tiny", meters=dict.fromkeys(Meter, nano), from_ms=from_ms)
+
+        @rule(nano=st.integers(0, 10**12))
+        def change_the_price(self, nano):
+            self.run(self.set_price(nano))
+
+        @rule(
+            org=st.sampled_from(["org_a", "org_b"]),
+            outcome=st.sampled_from(list(Outcome)),
+            tokens=st.tuples(*[st.integers(0, 10_000)] * 3),
+        )
+        def settle(self, org, outcome, tokens):
+            counts = Tokens(prefill_computed=tokens[0], prefill_cached=tokens[1], decode=tokens[2])
+            event = usage_event(org=org, outcome=outcome, tokens=counts, at_ms=now_ms())
+            self.events.append(event)
+            self.waiting += 1
+            self.run(self.rig.emit(event))
+
+        @rule(data=st.data())
+        def deliver_again(self, data):
+            if self.events:
+                again = data.draw(st.lists(st.sampled_from(self.events), max_size=4))
+                self.waiting += len(again)
+                self.run(self.rig.emit(*again))
+
+        @rule(batch_size=st.integers(1, 5))
+        def bill(self, batch_size):
+            if self.waiting:
+                self.run(self.rig.consume(self.rig.consumer(batch_size=batch_size), self.waiting))
+                self.waiting = 0
+
+        @invariant()
+        def everything_agrees(self):
+            seen = self.run(self.rig.one(TOTALS))
+            assert (seen.everything, seen.wrong) == (0, 0)
+            assert seen.owed == seen.cost == seen.rolled_cost
+            assert (seen.tokens, seen.records) == (seen.rolled_tokens, seen.rolled_records)
+            if not self.waiting:
+                assert seen.records == 3 * len(self.events)
+                meters = [event.tokens for event in self.events]
+                assert seen.tokens == sum(tokens.prompt + tokens.decode for tokens in meters)
+
+        def teardown(self):
+            self.run(self.redis.aclose())
+            self.run(self.engine.dispose())
+            self.runner.close()
+
+    return Billing
+
+
+def test_the_ledger_balances_under_any_order_of_settling_delivering_repeating_and_repricing(postgres_url, valkey_url):
+    run_state_machine_as_test(
+        machine(postgres_url, valkey_url),
+        settings=settings(
+            max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    asyncio.run(truncate(postgres_url))

@@ -1,0 +1,126 @@
+"""`python -m billing` as users run it: from settled requests to rows, through kills and a database that is away."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from billing_rig import DEADLINE_S, usage_event
+
+from billing.database import create_engine
+from billing.streams import redis_client
+from contracts import keys
+from contracts.identity import shard_of
+from contracts.wire import FIELD, encode
+from migrations.upgrade import upgrade
+from pdgate.services import start_postgres
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def billing(redis_url, database_url, catalog_file, **more):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BILLING_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "billing"],
+        env=environ
+        | {
+            "BILLING_REDIS_URL": redis_url,
+            "BILLING_DATABASE_URL": database_url,
+            "BILLING_CATALOG": str(catalog_file),
+            "BILLING_CLAIM_IDLE_MS": "500",
+        }
+        | more,
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+async def emit(redis_url, events):
+    client = redis_client(redis_url)
+    for event in events:
+        await client.xadd(keys.usage_stream(shard_of(event.org)), {FIELD: encode(event)})
+    await client.aclose()
+
+
+async def until_drained(redis_url):
+    client = redis_client(redis_url)
+    async with asyncio.timeout(DEADLINE_S):
+        while sum([await client.xlen(keys.usage_stream(shard)) for shard in range(64)]):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    await client.aclose()
+
+
+async def count(database_url, table="request"):
+    engine = create_engine(database_url)
+    async with engine.connect() as conn:
+        number = (await conn.exec_driver_sql(f"SELECT count(*) FROM billing.{table}")).scalar()
+    await engine.dispose()
+    return number
+
+
+async def test_killed_again_and_again_under_load_it_posts_every_event_once(redis_url, database_url, catalog_file):
+    events = [usage_event(org=f"org_{n % 13}") for n in range(800)]
+    for start in (0, 400):
+        await emit(redis_url, events[start : start + 400])
+        with billing(redis_url, database_url, catalog_file, BILLING_BATCH_SIZE="10") as process:
+            async with asyncio.timeout(DEADLINE_S):
+                before = start // 2
+                while await count(database_url) <= before:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+    with billing(redis_url, database_url, catalog_file) as process:
+        await until_drained(redis_url)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 5) == 0
+    assert await count(database_url) == 800
+    assert await count(database_url, "usage_record") == 2400
+    assert await count(database_url, "ledger_transaction") == 800
+
+
+async def test_while_postgres_is_away_nothing_is_lost_and_everything_drains_afterwards(
+    redis_url, service_folder, catalog_file
+):
+    def start():
+        return start_postgres(service_folder / "away", durable=False)
+
+    service = await asyncio.to_thread(start)
+    try:
+        await asyncio.to_thread(upgrade, service.url)
+        with billing(redis_url, service.url, catalog_file):
+            await emit(redis_url, [usage_event() for _ in range(10)])
+            await until_drained(redis_url)
+            await asyncio.to_thread(service.stop)
+            await emit(redis_url, [usage_event() for _ in range(50)])
+            service = await asyncio.to_thread(start)
+            await until_drained(redis_url)
+        assert await count(service.url) == 60
+    finally:
+        await asyncio.to_thread(service.stop)
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"BILLING_CATALOG": "/nowhere/models.toml"}, "BILLING_CATALOG: /nowhere/models.toml: No such file"),
+        ({"BILLING_METRICS_LISTEN": "9000"}, "BILLING_METRICS_LISTEN: '9000' is not host:port"),
+        ({"BILLING_DATABASE_URL": "mysql://x"}, "DATABASE_URL must start with postgresql://"),
+    ],
+)
+async def test_bad_settings_end_it_with_one_line(redis_url, database_url, catalog_file, more, line):
+    with billing(redis_url, database_url, catalog_file, **more) as process:
+        _, error = await asyncio.to_thread(process.communicate, timeout=30)
+        assert process.returncode != 0
+        assert error.strip().splitlines()[-1].startswith(line), error
+        assert "Traceback" not in error
