@@ -1,34 +1,45 @@
-"""What the arriving requests ask of the workers, measured where they arrive. Pure: time is an argument."""
+"""What the arriving requests ask of the workers, measured where they arrive. Pure: time is an argument.
+
+Arrivals are kept by kind (what the length forecast can tell apart), and valued with the forecast of the
+moment of asking. So a better forecast corrects the whole window at once, and is not taken for a change.
+"""
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
 BIN_S = 1.0
 _NUM_QUANTILES = 8
-_SAMPLES_KEPT = 512
+_PROMPTS_KEPT = 512
+_POISSON_DISPERSION = 2.0  # 1 + a squared CV of prompts of 1: the public traces' is 0.9 to 1.7
 
 
 class DemandSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One arriving request, with its output as forecast."""
+    """One arriving request."""
 
+    kind: Hashable
+    """Requests of one kind get one output forecast."""
+    prompt_tokens: int
     prefill_ms: float
     """Compute time of its uncached prompt, alone on a worker."""
-    output_tokens: float
-    kv_token_steps: float
-    """KV tokens it holds, summed over its decode steps: n*O + O^2/2 in expectation."""
-    kv_token_steps_square: float
-    """The squares of what it holds, summed over its steps: for the spread of memory in use."""
-    kv_token_ms_before: float
-    """KV tokens it holds before it decodes, times how long: while its prompt is computed elsewhere."""
     feasible: bool
     """An idle machine would meet its targets."""
 
 
+class OutputMoments(msgspec.Struct, frozen=True):
+    """Forecast of a kind's output tokens."""
+
+    mean: float
+    mean_square: float
+
+
+Forecast = Callable[[Hashable], OutputMoments]
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrivals of a span of time, as rate and moments."""
+    """Arrivals of a span of time, as rate and moments per request."""
 
     rate_rps: float
     prefill_ms: float
@@ -42,27 +53,56 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     1 + the squared CV of prompts, more when arrivals cluster. Equals C_a^2 + C_s^2 of Allen and Cunneen."""
     prefill_ms_quantiles: tuple[float, ...]
     """Compute times of feasible prompts at evenly spaced quantiles."""
+    prompt_tokens: float
     output_tokens: float
     kv_token_steps: float
+    """KV tokens held, summed over decode steps: E[n*O + O^2/2]."""
     kv_token_steps_square: float
+    """The squares of what is held, summed over the steps: for the spread of memory in use."""
     kv_token_ms_before: float
+    """KV tokens held while the prompt is computed elsewhere, times how long: E[n*S]."""
     span_s: float
 
 
+class _Kind:
+    __slots__ = ("number", "prompt", "prompt_square")
+
+    def __init__(self) -> None:
+        self.number = self.prompt = self.prompt_square = 0
+
+
 class _Bin:
-    __slots__ = ("feasible", "feasible_prefill", "kv", "kv_before", "kv_square", "number", "output", "prefill")
+    """The arrivals of one second."""
+
+    __slots__ = ("feasible", "feasible_prefill", "kinds", "kv_before", "number", "prefill")
 
     def __init__(self) -> None:
         self.number = self.feasible = 0
-        self.prefill = self.feasible_prefill = self.output = self.kv = self.kv_square = self.kv_before = 0.0
+        self.prefill = self.feasible_prefill = self.kv_before = 0.0
+        self.kinds: dict[Hashable, _Kind] = {}
+
+    def add(self, sample: DemandSample) -> None:
+        prompt = sample.prompt_tokens
+        self.number += 1
+        self.prefill += sample.prefill_ms
+        self.kv_before += prompt * sample.prefill_ms
+        if sample.feasible:
+            self.feasible += 1
+            self.feasible_prefill += sample.prefill_ms
+        kind = self.kinds.get(sample.kind)
+        if kind is None:
+            kind = self.kinds[sample.kind] = _Kind()
+        kind.number += 1
+        kind.prompt += prompt
+        kind.prompt_square += prompt * prompt
 
 
 class DemandWindow:
     """Arrivals of the last `span_s` seconds, cut where the demand changes.
 
-    Once a second the latest 4, 8 and 16 seconds are held against those before them; a change of work
-    that the spread of the earlier seconds does not explain ends a segment. `demand` covers the current
-    segment only, `segments` remembers the ended ones.
+    Each time it is asked, the latest 4, 8 and 16 seconds are held against those before them; a change of
+    work that the spread of both does not explain ends a segment. `demand` covers the current segment only,
+    `segments` remembers the ended ones.
     """
 
     def __init__(
@@ -74,7 +114,7 @@ class DemandWindow:
         self._bins: deque[_Bin] = deque(maxlen=self._span_bins)
         self._open = _Bin()
         self._open_number: int | None = None  # of the open bin, since the clock's zero
-        self._prompts: deque[tuple[int, float]] = deque(maxlen=_SAMPLES_KEPT)
+        self._prompts: deque[tuple[int, float]] = deque(maxlen=_PROMPTS_KEPT)
         self._segments: deque[Demand] = deque(maxlen=keep_segments)
         self.alarms_s: deque[float] = deque(maxlen=16)
         """When the demand changed, the latest last."""
@@ -86,100 +126,106 @@ class DemandWindow:
 
     def observe(self, now_s: float, sample: DemandSample) -> None:
         """Count an arrival."""
-        self.advance(now_s)
-        entry = self._open
-        entry.number += 1
-        entry.prefill += sample.prefill_ms
-        entry.output += sample.output_tokens
-        entry.kv += sample.kv_token_steps
-        entry.kv_square += sample.kv_token_steps_square
-        entry.kv_before += sample.kv_token_ms_before
+        self._advance(now_s)
+        self._open.add(sample)
         if sample.feasible and self._open_number is not None:
-            entry.feasible += 1
-            entry.feasible_prefill += sample.prefill_ms
             self._prompts.append((self._open_number, sample.prefill_ms))
 
-    def advance(self, now_s: float) -> None:
-        """Close the seconds that have passed; seconds without arrivals are readings too."""
+    def demand(self, now_s: float, forecast: Forecast) -> Demand | None:
+        """Return the demand of the current segment; None before the first full second.
+
+        Seconds without arrivals are readings too: after a minute of silence the rate is zero.
+        """
+        self._advance(now_s)
+        self._look_for_change(forecast)
+        return self._demand(list(self._bins), forecast) if self._bins else None
+
+    def _advance(self, now_s: float) -> None:
         number = int(now_s / BIN_S)
         if self._open_number is None:
             self._open_number = number
         if number - self._open_number > self._span_bins:
             self._bins.clear()
+            self._bins.extend(_Bin() for _ in range(self._span_bins))
             self._open, self._open_number = _Bin(), number
         while self._open_number < number:
             self._bins.append(self._open)
             self._open = _Bin()
             self._open_number += 1
-            self._look_for_change()
 
-    def demand(self, now_s: float) -> Demand | None:
-        """Return the demand of the current segment; None before the first full second."""
-        self.advance(now_s)
-        return self._demand(list(self._bins)) if self._bins else None
-
-    def _demand(self, bins: Sequence[_Bin]) -> Demand:
+    def _demand(self, bins: Sequence[_Bin], forecast: Forecast) -> Demand:
         number = sum(b.number for b in bins)
         feasible = sum(b.feasible for b in bins)
         span_s = len(bins) * BIN_S
         scale = 1 / number if number else 0.0
         work = [b.prefill for b in bins]
-        mean = sum(work) / len(work)
         prompt_ms = sum(work) * scale
-        spread = sum((w - mean) ** 2 for w in work) / max(1, len(work) - 1)
-        dispersion = spread / (mean * prompt_ms) if mean > 0 else 1.0
-        # Few seconds say little about the spread: lean on Poisson arrivals of such prompts (2 = 1 + CV^2 of 1).
-        trust = len(work) / (len(work) + 20)
         oldest = (self._open_number or 0) - len(bins)
-        prompts = sorted(ms for at, ms in self._prompts if at >= oldest)
+        output, kv, kv_square = _decoding(bins, forecast)
         return Demand(
             rate_rps=number / span_s,
             prefill_ms=prompt_ms,
             feasible_share=feasible * scale,
             feasible_prefill_ms=sum(b.feasible_prefill for b in bins) / feasible if feasible else 0.0,
-            dispersion=min(max(trust * dispersion + (1 - trust) * 2.0, 1.0), 60.0),
-            prefill_ms_quantiles=_quantiles(prompts),
-            output_tokens=sum(b.output for b in bins) * scale,
-            kv_token_steps=sum(b.kv for b in bins) * scale,
-            kv_token_steps_square=sum(b.kv_square for b in bins) * scale,
+            dispersion=_dispersion(work, prompt_ms),
+            prefill_ms_quantiles=_quantiles(sorted(ms for at, ms in self._prompts if at >= oldest)),
+            prompt_tokens=sum(k.prompt for b in bins for k in b.kinds.values()) * scale,
+            output_tokens=output * scale,
+            kv_token_steps=kv * scale,
+            kv_token_steps_square=kv_square * scale,
             kv_token_ms_before=sum(b.kv_before for b in bins) * scale,
             span_s=span_s,
         )
 
-    def _look_for_change(self) -> None:
+    def _look_for_change(self, forecast: Forecast) -> None:
         total = len(self._bins)
         if total < 12:
             return
         bins = list(self._bins)
+        readings = ([b.prefill for b in bins], [_decoding((b,), forecast)[1] for b in bins])
         for recent in (4, 8, 16):
             before = total - recent
             if before < 2 * recent:
                 return
-            for read in (_prefill_work, _decode_work):
-                if self._differs([read(b) for b in bins[:before]], [read(b) for b in bins[before:]]):
-                    self._segments.append(self._demand(bins[:before]))
-                    self.alarms_s.append(((self._open_number or 0) - recent) * BIN_S)
-                    self._bins = deque(bins[before:], maxlen=self._span_bins)
-                    return
+            if any(self._differs(reading[:before], reading[before:]) for reading in readings):
+                self._segments.append(self._demand(bins[:before], forecast))
+                self.alarms_s.append(((self._open_number or 0) - recent) * BIN_S)
+                self._bins = deque(bins[before:], maxlen=self._span_bins)
+                return
 
     def _differs(self, before: Sequence[float], after: Sequence[float]) -> bool:
         mean, latest = sum(before) / len(before), sum(after) / len(after)
         change = abs(latest - mean)
         if change <= self._alarm_change * max(mean, latest):
             return False
-        variance = sum((value - mean) ** 2 for value in before) / (len(before) - 1)
         # Both spreads count: a quiet past followed by bursts is not a certain change.
+        earlier = sum((value - mean) ** 2 for value in before) / (len(before) - 1)
         later = sum((value - latest) ** 2 for value in after) / (len(after) - 1)
-        error = math.sqrt(variance * (1 / len(after) + 1 / len(before)) + later / len(after))
+        error = math.sqrt(earlier * (1 / len(after) + 1 / len(before)) + later / len(after))
         return change > self._alarm_sigma * error
 
 
-def _prefill_work(b: _Bin) -> float:
-    return b.prefill
+def _decoding(bins: Sequence[_Bin], forecast: Forecast) -> tuple[float, float, float]:
+    """Return sums over the arrivals: output tokens, KV token steps, and their squares' steps."""
+    output = kv = kv_square = 0.0
+    for b in bins:
+        for name, kind in b.kinds.items():
+            moments = forecast(name)
+            mean = moments.mean
+            grown = moments.mean_square / mean / 2 if mean > 0 else 0.0  # mean growth, weighted by steps
+            output += kind.number * mean
+            kv += mean * (kind.prompt + kind.number * grown)
+            kv_square += mean * (kind.prompt_square + 2 * kind.prompt * grown + kind.number * grown * grown)
+    return output, kv, kv_square
 
 
-def _decode_work(b: _Bin) -> float:
-    return b.kv
+def _dispersion(work: Sequence[float], prompt_ms: float) -> float:
+    mean = sum(work) / len(work)
+    if mean <= 0:
+        return _POISSON_DISPERSION
+    spread = sum((w - mean) ** 2 for w in work) / max(1, len(work) - 1)
+    trust = len(work) / (len(work) + 20)  # few seconds say little about their spread
+    return min(max(trust * spread / (mean * prompt_ms) + (1 - trust) * _POISSON_DISPERSION, 1.0), 60.0)
 
 
 def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:

@@ -84,12 +84,18 @@ class FairQueue(Generic[T]):
         self._tickets: dict[T, Ticket] = {}
         self._counters: dict[tuple[int, str], float] = {}
         self._seq = 0
+        self._late: set[T] = set()
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __contains__(self, request: T) -> bool:
         return request in self._tickets
+
+    @property
+    def num_in_time(self) -> int:
+        """Waiting requests that can still meet their deadline, as far as seen."""
+        return len(self._tickets) - len(self._late)
 
     def counter(self, tier: str, tenant: str) -> float:
         """Return a tenant's virtual tokens in a tier."""
@@ -116,6 +122,7 @@ class FairQueue(Generic[T]):
         """Take out a request wherever it is; return whether it was waiting."""
         ticket = self._tickets.pop(request, None)
         if ticket is not None:
+            self._late.discard(request)
             self._leave_group(ticket)
         return ticket is not None
 
@@ -141,6 +148,7 @@ class FairQueue(Generic[T]):
     def take(self, request: T) -> None:
         """Remove a request that now runs, and charge its tenant."""
         ticket = self._tickets.pop(request)
+        self._late.discard(request)
         rank = _rank(ticket.tier)
         tier = self._tiers[rank]
         tenant = tier.tenants[ticket.tenant]
@@ -207,6 +215,7 @@ class FairQueue(Generic[T]):
             elif now_ms > latest_ms:
                 heapq.heappop(tenant.in_time)
                 tenant.late.append(request)
+                self._late.add(request)
             else:
                 break
         while tenant.late and tenant.late[0] not in self._tickets:

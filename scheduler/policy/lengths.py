@@ -14,12 +14,13 @@ class LengthKey(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     tenant: str
-    prompt_tokens: int
+    shape: int
+    """Octave of the prompt's length."""
 
-    @property
-    def shape(self) -> int:
-        """Octave of the prompt's length."""
-        return self.prompt_tokens.bit_length()
+    @classmethod
+    def of(cls, *, model: str, tenant: str, prompt_tokens: int) -> "LengthKey":
+        """Return the key of a request."""
+        return cls(model=model, tenant=tenant, shape=prompt_tokens.bit_length())
 
 
 class OutputForecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,8 +56,8 @@ class Corrections(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill: float = 1.0
     decode: float = 1.0
-    backlog_prefill_share: float = 0.0
-    """Waiting prompts as prefill workers that they would keep busy while the backlog is cleared."""
+    backlog_rps: float = 0.0
+    """Waiting requests that can still be in time, over the time in which they should be gone."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +99,10 @@ def _cuts(quantiles: int) -> list[_Cut]:
     none = _Part(0.0, 0, 0, impossible=False)
     everything = _Part(1.0, 0, quantiles, impossible=True)
     cuts = [_Cut(everything, none), _Cut(none, everything)]
-    for share in (0.125, 0.25, 0.4, 0.6, 0.8):
-        cuts.append(
-            _Cut(
-                _Part(1 - share, 0, quantiles, impossible=True),
-                _Part(share, 0, quantiles, impossible=True),
-            )
-        )
+    cuts.extend(
+        _Cut(_Part(1 - share, 0, quantiles, impossible=True), _Part(share, 0, quantiles, impossible=True))
+        for share in (0.125, 0.25, 0.4, 0.6, 0.8)
+    )
     for last in range(1, quantiles):
         share = last / quantiles
         cuts.append(_Cut(_Part(1 - share, last, quantiles, impossible=True), _Part(share, 0, last, impossible=False)))
@@ -119,6 +116,7 @@ class Predictor:
         self._demand = demand
         self._fleet = fleet
         self._corrections = corrections
+        self._rate_rps = demand.rate_rps + corrections.backlog_rps  # what has to be served
         self._cuts = _cuts(len(demand.prefill_ms_quantiles))
         self._prefill: dict[tuple[int, _Part], tuple[float, float]] = {}
         self._decode: dict[tuple[int, _Part], tuple[float, float]] = {}
@@ -155,8 +153,6 @@ class Predictor:
         if got is None:
             demand, fleet = self._demand, self._fleet
             load, feasible_load = self._loads(part, workers, 1.0)
-            # The backlog is mostly what could not be served in time: it fills idle time, it delays nobody.
-            load += part.share * self._corrections.backlog_prefill_share / workers
             in_time = prefill_in_time(
                 demand.prefill_ms_quantiles[part.first : part.last],
                 load=load,
@@ -164,7 +160,7 @@ class Predictor:
                 servers=workers,
                 spread_ms=demand.prefill_ms * demand.dispersion,
                 ttft_ms=fleet.target.ttft_ms,
-                besides_ms=fleet.latency.transfer.ms(int(_mean_prompt(demand))),
+                besides_ms=fleet.latency.transfer.ms(int(demand.prompt_tokens)),
             )
             got = self._prefill[workers, part] = (load, in_time)
         return got
@@ -173,7 +169,7 @@ class Predictor:
         """Return the busy share of workers that compute the prompts of a part: all of them, feasible ones."""
         demand = self._demand
         quantiles = demand.prefill_ms_quantiles
-        scale = self._corrections.prefill * demand.rate_rps * stretch / 1000 / workers
+        scale = self._corrections.prefill * self._rate_rps * stretch / 1000 / workers
         if not quantiles:
             return scale * part.share * demand.prefill_ms, 0.0
         every_ms = sum(quantiles) / len(quantiles)
@@ -188,7 +184,7 @@ class Predictor:
     def _decode_side(self, workers: int, part: _Part) -> tuple[float, float]:
         got = self._decode.get((workers, part))
         if got is None:
-            rate_rps = part.share * self._corrections.decode * self._demand.rate_rps
+            rate_rps = part.share * self._corrections.decode * self._rate_rps
             got = decode_room(self._demand, rate_rps=rate_rps, workers=workers, fleet=self._fleet)
             self._decode[workers, part] = got
         return got
@@ -201,7 +197,7 @@ class Predictor:
 
     def _unified_met(self, workers: int, part: _Part) -> float:
         demand, fleet = self._demand, self._fleet
-        rate_rps = part.share * demand.rate_rps * self._corrections.decode
+        rate_rps = part.share * self._rate_rps * self._corrections.decode
         step_ms = fleet.planned_step_ms
         steps = rate_rps * step_ms / 1000 / workers
         decoding_ms = fleet.latency.decode.step_ms(
@@ -323,10 +319,3 @@ def erlang_c(servers: int, offered: float) -> float:
         blocked = offered * blocked / (count + offered * blocked)
     load = offered / servers
     return blocked / (1 - load + load * blocked)
-
-
-def _mean_prompt(demand: Demand) -> float:
-    """Return the mean prompt, tokens, from what it holds while it decodes."""
-    if demand.output_tokens <= 0:
-        return 0.0
-    return max(0.0, demand.kv_token_steps / demand.output_tokens - demand.output_tokens / 2)

@@ -143,8 +143,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     alarms_s: Sequence[float] = ()
     """When the demand changed, on the tick's clock."""
     blamed: Blamed | None = None
-    backlog_prefill_ms: float = 0.0
-    """Work of prompts that wait or are being computed."""
+    waiting_in_time: int = 0
+    """Requests that wait in the scheduler and can still meet their targets."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +211,7 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
     corrections = Corrections(
         prefill=state.prefill_gain,
         decode=state.decode_gain,
-        backlog_prefill_share=sight.backlog_prefill_ms / 1000 / limits.clear_s,
+        backlog_rps=sight.waiting_in_time / limits.clear_s,
     )
     # Demands that come and go faster than a worker can follow are met by the split that is best for all of them.
     patient = hold_s < 3 * _slowest_s(sight, limits)

@@ -1,0 +1,127 @@
+"""Who moves workers between roles in a simulation: nobody, a threshold, or the ratio controller."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from contracts.lifecycle import Role
+from scheduler.policy.blame import BlameWindow, Stage
+from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
+from scheduler.policy.queueing import Fleet, Split
+from scheduler.policy.ratio import Decision, Donor, Mode, Move, RatioLimits, RatioState, Sight, decide
+
+
+class FleetSight(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pilot sees of the fleet at a tick."""
+
+    split: Split
+    moving: bool
+    donors: Sequence[Donor]
+    waiting_in_time: int
+    """Requests in the scheduler that can still meet their targets."""
+    num_waiting: int
+    """All requests in the scheduler, plus those queued on prefill workers."""
+
+
+class Pilot(Protocol):
+    """Decides about roles. Called by the simulation, and told what happens."""
+
+    period_s: float
+
+    def arrived(self, now_s: float, sample: DemandSample) -> None:
+        """Hear of an interactive request."""
+
+    def ended(self, now_s: float, stage: Stage | None) -> None:
+        """Hear of the end of one; None = refused."""
+
+    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
+        """Return the move to make, if any."""
+
+
+class StaticPilot:
+    """Leaves the split as it is."""
+
+    period_s = 5.0
+
+    def arrived(self, now_s: float, sample: DemandSample) -> None:
+        """Ignore it."""
+
+    def ended(self, now_s: float, stage: Stage | None) -> None:
+        """Ignore it."""
+
+    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
+
+
+class ThresholdPilot(StaticPilot):
+    """The usual rule: more than `queue` waiting -> one decode worker to prefill; none for `idle_s` -> one back."""
+
+    def __init__(self, *, queue: int = 8, idle_s: float = 60.0) -> None:
+        self._queue = queue
+        self._idle_s = idle_s
+        self._empty_since_s: float | None = None
+
+    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
+        """Compare the queue with the threshold."""
+        if sight.num_waiting:
+            self._empty_since_s = None
+        elif self._empty_since_s is None:
+            self._empty_since_s = now_s
+        if sight.moving:
+            return None
+        if sight.num_waiting > self._queue and sight.split.decode > 1:
+            return _move(sight, Role.DECODE, Role.PREFILL)
+        if self._empty_since_s is not None and now_s - self._empty_since_s >= self._idle_s and sight.split.prefill > 1:
+            self._empty_since_s = now_s
+            return _move(sight, Role.PREFILL, Role.DECODE)
+        return None
+
+
+class AutoPilot:
+    """The ratio controller."""
+
+    def __init__(self, fleet: Fleet, limits: RatioLimits, *, mode: Mode = Mode.AUTO) -> None:
+        self.period_s = limits.period_s
+        self.log: list[tuple[float, Decision]] = []
+        self.state = RatioState()
+        self._fleet = fleet
+        self._limits = limits
+        self._mode = mode
+        self._demand = DemandWindow()
+        self._blamed = BlameWindow()
+
+    def arrived(self, now_s: float, sample: DemandSample) -> None:
+        """Count its work."""
+        self._demand.observe(now_s, sample)
+
+    def ended(self, now_s: float, stage: Stage | None) -> None:
+        """Count who is to blame."""
+        if stage is None:
+            self._blamed.refuse(now_s)
+        else:
+            self._blamed.add(now_s, stage)
+
+    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
+        """Ask the controller."""
+        demand = self._demand.demand(now_s, forecast)
+        seen = Sight(
+            split=sight.split,
+            moving=sight.moving,
+            donors=sight.donors,
+            demand=demand,
+            past=self._demand.segments,
+            alarms_s=tuple(self._demand.alarms_s),
+            blamed=self._blamed.blamed(now_s),
+            waiting_in_time=sight.waiting_in_time,
+        )
+        self.state, decision = decide(self.state, seen, self._fleet, self._limits, mode=self._mode, now_s=now_s)
+        self.log.append((now_s, decision))
+        return decision.move if self._mode is not Mode.SHADOW else None
+
+
+def _move(sight: FleetSight, from_role: Role, to_role: Role) -> Move | None:
+    donors = [donor for donor in sight.donors if donor.role is from_role]
+    donor = min(donors, key=lambda d: (d.drain_s, d.worker_id), default=None)
+    return Move(worker_id=donor.worker_id, from_role=from_role, to_role=to_role) if donor else None

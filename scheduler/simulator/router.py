@@ -1,0 +1,173 @@
+"""What the scheduler does per request, on the virtual clock: size it up, order it, place it, learn from its end."""
+
+import math
+import random
+from collections.abc import Hashable, Mapping
+
+from contracts.lifecycle import HandOff, Role
+from scheduler.policy.admission import WaitingView, order
+from scheduler.policy.blame import Stage, Stamps, blame
+from scheduler.policy.cluster import ClusterView, RequestView
+from scheduler.policy.demand import DemandSample, OutputMoments
+from scheduler.policy.fairness import Ticket
+from scheduler.policy.lengths import LengthKey, LengthModel
+from scheduler.policy.placement import NoPlacement, Placement, place
+from scheduler.policy.prefix import PrefixIndex
+from scheduler.policy.scoring import NO_HITS, Outlook, score
+from scheduler.simulator.arrivals import BLOCK_TOKENS
+from scheduler.simulator.job import Job
+from scheduler.simulator.setup import Placer, Setup
+
+_MODEL = "model"
+_PROMISED_QUANTILE = 0.7
+_STORE = "store"
+
+
+class Router:
+    """The policy's memory of one pool: prefixes, lengths and the dice."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.index = PrefixIndex()
+        self.lengths = LengthModel()
+        self._setup = setup
+        self._latency = setup.policy_latency
+        self._rng = random.Random(setup.seed)  # noqa: S311 (a simulation, not a secret)
+        self._promised: dict[Job, int] = {}
+
+    # -- arrival -----------------------------------------------------------------------------------------------
+
+    def size_up(self, job: Job, now_ms: float) -> DemandSample:
+        """Forecast a request as it arrives, and give it its place in the order."""
+        arrival, latency = job.arrival, self._latency
+        target = self._setup.target_of(arrival.tier)
+        output = self.lengths.forecast(_key(job))
+        prompt = arrival.prompt_tokens
+        job.expected_output = min(output.mean, arrival.max_tokens)
+        job.generous_output = min(output.quantile(0.9), arrival.max_tokens)
+        self._promised[job] = output.quantile(_PROMISED_QUANTILE)
+        cached = self._best_hit(job)
+        job.work_ms = latency.prefill.ms(prompt - cached, cached)
+        besides_ms = latency.transfer.ms(prompt) + latency.decode.step_ms(1, prompt)
+        ttft_ms = target.ttft_ms if target.ttft_ms is not None else math.inf
+        job.feasible = latency.prefill.ms(prompt) + besides_ms <= ttft_ms and (
+            target.tpot_ms is None or latency.decode.step_ms(1, prompt) <= target.tpot_ms
+        )
+        job.pushed_ms = now_ms
+        deadline_ms = job.arrived_ms + ttft_ms
+        job.ticket = self._ticket(job, deadline_ms, deadline_ms - job.work_ms - besides_ms, cached)
+        return DemandSample(kind=_key(job), prompt_tokens=prompt, prefill_ms=job.work_ms, feasible=job.feasible)
+
+    def moments(self, kind: Hashable) -> OutputMoments:
+        """Return what a kind of request is expected to answer."""
+        assert isinstance(kind, LengthKey)
+        output = self.lengths.forecast(kind)
+        return OutputMoments(output.mean, output.mean_square)
+
+    def _ticket(self, job: Job, deadline_ms: float, latest_start_ms: float, cached: int) -> Ticket:
+        arrival = job.arrival
+        if self._setup.placer is Placer.LEAST_LOADED:
+            # The order of policy.admission as a key: tier by the queue, then arrival.
+            _, arrived = order(WaitingView(tier=arrival.tier, arrival_seq=job.number, deadline_unix_ms=0))
+            return Ticket(tier=arrival.tier, tenant="", deadline_ms=float(arrived), latest_start_ms=math.inf, cost=0.0)
+        group = None
+        if job.batch and self._setup.group_batches and arrival.blocks:
+            group = (arrival.blocks[0], arrival.prompt_tokens.bit_length())
+        return Ticket(
+            tier=arrival.tier,
+            tenant=arrival.tenant,
+            deadline_ms=deadline_ms,
+            latest_start_ms=latest_start_ms,
+            cost=self._setup.weights.cost(
+                uncached_tokens=arrival.prompt_tokens - cached,
+                cached_tokens=cached,
+                output_tokens=job.expected_output,
+            ),
+            group=group,
+        )
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def place(self, job: Job, cluster: ClusterView, now_ms: float) -> Placement | NoPlacement:
+        """Choose workers for a waiting request, or say why none can take it."""
+        arrival, setup = job.arrival, self._setup
+        request = RequestView(
+            prompt_tokens=arrival.prompt_tokens, max_tokens=arrival.max_tokens, hand_off=setup.hand_off
+        )
+        if setup.placer is Placer.LEAST_LOADED:
+            return place(request, cluster, setup.limits)
+        outlook = Outlook(
+            latency=self._latency,
+            target=setup.target_of(arrival.tier),
+            resident_tpot_ms=setup.target.tpot_ms,
+            output_tokens=job.expected_output,
+            promised_output_tokens=self._promised[job],
+            cached_tokens=self._hits(job, cluster),
+            waited_ms=now_ms - job.arrived_ms,
+            late=job.ticket is not None and now_ms > job.ticket.latest_start_ms,
+            affinity=arrival.session,
+            draw=self._rng.random(),
+            background=job.batch,
+        )
+        return score(request, cluster, setup.scoring, outlook)
+
+    def _hits(self, job: Job, cluster: ClusterView) -> Mapping[str, int]:
+        blocks = job.arrival.blocks
+        if not blocks:
+            return NO_HITS
+        held = self.index.match(blocks)
+        if self._setup.hand_off is HandOff.STORE:
+            tokens = held.get(_STORE, 0) * BLOCK_TOKENS
+            return {worker.worker_id: tokens for worker in cluster.workers}
+        return {worker_id: count * BLOCK_TOKENS for worker_id, count in held.items()}
+
+    def _best_hit(self, job: Job) -> int:
+        blocks = job.arrival.blocks
+        if not blocks:
+            return 0
+        held = max(self.index.match(blocks).values(), default=0)
+        return min(held * BLOCK_TOKENS, job.arrival.prompt_tokens - 1)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def learn(self, job: Job) -> None:
+        """Take a finished answer's length."""
+        self._promised.pop(job, None)
+        self.lengths.learn(_key(job), job.arrival.output_tokens)
+
+    def actual_cost(self, job: Job) -> float:
+        """Return the virtual tokens that a finished request really was."""
+        if self._setup.placer is Placer.LEAST_LOADED:
+            return 0.0
+        return self._setup.weights.cost(
+            uncached_tokens=job.arrival.prompt_tokens - job.cached_tokens,
+            cached_tokens=job.cached_tokens,
+            output_tokens=job.arrival.output_tokens,
+        )
+
+    def stage_to_blame(self, job: Job) -> Stage:
+        """Return where a finished request missed its targets."""
+        latency, prompt = self._latency, job.arrival.prompt_tokens
+        target = self._setup.target_of(job.arrival.tier)
+        direct = job.prefill_id != "" and self._setup.hand_off is HandOff.DIRECT
+        blocked_prefill = sum(ms for role, ms in job.blocked_ms.items() if role is not Role.DECODE)
+        room_wait = job.room_granted_ms - job.placed_ms if direct else 0.0
+        ready_ms = job.room_granted_ms if direct else job.placed_ms
+        return blame(
+            Stamps(
+                target=target,
+                ttft_ms=job.ttft_ms,
+                tpot_ms=job.tpot_ms,
+                prefill_wait_ms=blocked_prefill + job.prefill_start_ms - ready_ms,
+                decode_wait_ms=job.blocked_ms.get(Role.DECODE, 0.0) + room_wait,
+                prefill_ms=job.prefill_end_ms - job.prefill_start_ms,
+                transfer_ms=job.first_token_ms - job.prefill_end_ms,
+                expected_prefill_ms=latency.prefill.ms(prompt - job.cached_tokens, job.cached_tokens),
+                expected_transfer_ms=latency.transfer.ms(prompt) if job.prefill_id else 0.0,
+                idle_step_ms=latency.decode.step_ms(1, prompt),
+                mixed_share=job.mixed_share,
+            )
+        )
+
+
+def _key(job: Job) -> LengthKey:
+    return LengthKey.of(model=_MODEL, tenant=job.arrival.tenant, prompt_tokens=job.arrival.prompt_tokens)
