@@ -177,6 +177,8 @@ class Term:
             dispatcher=self.dispatcher,
             registry=registry,
             attempts=self.attempts,
+            epoch=lease.epoch,
+            stale_leader=self._deposed.set,
         )
         self._dead_gateways = DeadGateways(
             redis,

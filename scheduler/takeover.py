@@ -9,6 +9,7 @@
 5. Reports that arrive before their request is decided are held back and replayed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -46,6 +47,8 @@ class Takeover:
         dispatcher: Dispatcher,
         registry: WorkerRegistry,
         attempts: Attempts,
+        epoch: int,
+        stale_leader: Callable[[], None],
     ) -> None:
         self._redis = redis
         self._pool = pool
@@ -54,6 +57,8 @@ class Takeover:
         self._dispatcher = dispatcher
         self._registry = registry
         self._attempts = attempts
+        self._epoch = epoch
+        self._stale_leader = stale_leader
         self._caught_up = False
         self._undecided: dict[str, tuple[Request, Inflight]] = {}
         self._inventories: dict[Worker, pb.Inventory] = {}
@@ -67,6 +72,9 @@ class Takeover:
 
     def worker_up(self, worker: Worker, inventory: pb.Inventory) -> None:
         """Decide what waited for this worker; compare the rest with the book."""
+        if inventory.leader_epoch > self._epoch:
+            self._stale_leader()
+            return
         self._inventories[worker] = inventory
         if self._caught_up:
             self._decide()

@@ -348,25 +348,31 @@ def _cooldown_left_s(state: RatioState, limits: RatioLimits, way: Way | None, ga
 
 
 def _with_feedback(state: RatioState, sight: Sight, limits: RatioLimits, now_s: float) -> RatioState:
-    """Turn the gains by what was blamed; without new evidence they leak back to 1."""
+    """Turn the gains by what was blamed; without new evidence they leak back to 1.
+
+    A gain stands still while what it asks for cannot happen or has not had time to work: during a move, in
+    cooldown, while requests are refused, with too few samples, and upwards when nobody is left to give a worker.
+    """
     dt_s = now_s - state.last_tick_s if state.last_tick_s is not None else 0.0
-    least = floors(sight.split.total)
-    blamed = sight.blamed
+    split, least, blamed = sight.split, floors(sight.split.total), sight.blamed
     frozen = (
         sight.moving
         or blamed is None
         or blamed.feasible < limits.min_samples
         or blamed.refused_share > limits.max_refused_share
-        or sight.split.prefill <= least.prefill
-        or sight.split.decode <= least.decode
         or _cooldown_left_s(state, limits, None, 0.0, now_s) > 0
     )
     leak = 0.5 ** (dt_s / limits.gain_half_life_s)
     gains = []
-    for role, gain in ((Role.PREFILL, state.prefill_gain), (Role.DECODE, state.decode_gain)):
+    for role, other, gain in (
+        (Role.PREFILL, Role.DECODE, state.prefill_gain),
+        (Role.DECODE, Role.PREFILL, state.decode_gain),
+    ):
         push = 0.0
         if blamed is not None and not frozen:
             push = (blamed.share(role) - limits.target_miss) * dt_s / limits.gain_time_s
+            stuck = getattr(split, other) <= getattr(least, other) and split.unified <= least.unified
+            push = min(push, 0.0) if stuck else push
         low, high = limits.gain_bounds
         gains.append(min(max(gain**leak * math.exp(push), low), high))
     return msgspec.structs.replace(state, prefill_gain=gains[0], decode_gain=gains[1], last_tick_s=now_s)
