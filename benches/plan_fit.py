@@ -21,7 +21,6 @@ from pdgate.plan.fit import (
     fit,
     fit_transfer,
     held_out,
-    held_out_calibrated,
     held_out_transfer,
 )
 from pdgate.plan.measured import Measured, read_silicon, read_transfers
@@ -40,11 +39,11 @@ def main() -> None:
     options = parser.parse_args()
     rows, dropped = read_silicon()
     transfers = read_transfers()
-    first, step = held_out(rows)
+    found_errors = held_out(rows)
     reports = {
-        "TTFT, unloaded": first,
-        "TPOT": step,
-        "TPOT, 3 points calibrated": held_out_calibrated(rows),
+        "TTFT, unloaded": found_errors.ttft,
+        "TPOT": found_errors.tpot,
+        "TPOT, 3 points calibrated": found_errors.tpot_calibrated,
         "KV transfer": held_out_transfer(transfers),
     }
     found = efficiency(fit(rows), fit_transfer(transfers))

@@ -17,12 +17,14 @@ from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine, ensure_libibverbs
 from pdgate.layout import catalog_file, layout_of
 from pdgate.models import ensure_model
+from pdgate.plan.command import plan
 from pdgate.preflight import CannotStart
 from pdgate.price_commands import prices
 from pdgate.reconcile import reconcile
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
+from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import keys, orgs
 from pdgate.usage import usage
@@ -41,6 +43,8 @@ app.add_typer(prices, name="prices")
 app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
 app.command("doctor")(doctor)
+app.command("simulate")(simulate)
+app.command("plan")(plan)
 app.command("usage")(usage)
 app.command("reconcile")(reconcile)
 

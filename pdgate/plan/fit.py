@@ -10,7 +10,7 @@ square root of its size. `calibrate` moves fitted factors towards a few measurem
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -153,14 +153,45 @@ def unloaded(rows: Sequence[Measured]) -> list[Measured]:
     return [r for r in rows if r.concurrency == lowest[setting(r)] and r.concurrency <= LOW_CONCURRENCY]
 
 
-def held_out(rows: Sequence[Measured]) -> tuple[HeldOut, HeldOut]:
-    """Return TTFT errors of unloaded rows and TPOT errors of all, each group predicted by a fit without it."""
+class Reports(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors on groups that the fit never saw."""
+
+    ttft: HeldOut  # of unloaded rows
+    tpot: HeldOut
+    tpot_calibrated: HeldOut  # after a few of the group's own rows, which are not scored
+
+
+def held_out(rows: Sequence[Measured], *, points: int = 3) -> Reports:
+    """Return the errors of each group under a fit without it.
+
+    Calibrated is what a user gets who measures `points` concurrencies of one setting (model, GPU, engine version,
+    format, GPUs): the lowest, the highest and those between.
+    """
     first: dict[str, list[float]] = {}
     step: dict[str, list[float]] = {}
-    for group, members, found in _without_each(rows):
+    own: dict[str, list[float]] = {}
+    for group in sorted({r.group for r in rows}):
+        members = [r for r in rows if r.group == group]
+        found = fit([r for r in rows if r.group != group])
         step[group] = [found.tpot_ms(r) / r.tpot_ms - 1 for r in members]
         first[group] = [found.ttft_ms(r) / r.ttft_ms - 1 for r in unloaded(members)]
-    return _summary(first), _summary(step)
+        own[group] = _calibrated_errors(found, members, points)
+    return Reports(ttft=_summary(first), tpot=_summary(step), tpot_calibrated=_summary(own))
+
+
+def _calibrated_errors(prior: Coefficients, members: Sequence[Measured], points: int) -> list[float]:
+    errors: list[float] = []
+    settings: dict[tuple[object, ...], list[Measured]] = {}
+    for row in members:
+        settings.setdefault((row.engine, row.version, row.use), []).append(row)
+    for rows in settings.values():
+        ordered = sorted(rows, key=lambda r: (r.concurrency, r.prompt_tokens, r.output_tokens))
+        if len(ordered) < 2 * points:
+            continue
+        chosen = {round(i * (len(ordered) - 1) / (points - 1)) for i in range(points)}
+        found = calibrate(prior, [ordered[i] for i in chosen])
+        errors += [found.tpot_ms(r) / r.tpot_ms - 1 for i, r in enumerate(ordered) if i not in chosen]
+    return errors
 
 
 def held_out_transfer(rows: Sequence[Transfer]) -> HeldOut:
@@ -170,29 +201,6 @@ def held_out_transfer(rows: Sequence[Transfer]) -> HeldOut:
         found = fit_transfer([*rows[:index], *rows[index + 1 :]])
         errors.append(predict(found, _transfer_features(row)) / row.transfer_ms - 1)
     return _summary({rows[0].system: errors})
-
-
-def held_out_calibrated(rows: Sequence[Measured], *, points: int = 3) -> HeldOut:
-    """Return TPOT errors on held-out groups after calibrating with a few of their own rows, which are not scored.
-
-    What a user gets who measures `points` concurrencies of one configuration (model, GPU, engine version, format,
-    GPUs): the lowest, the highest and those between.
-    """
-    errors: dict[str, list[float]] = {}
-    for group, members_of_group, prior in _without_each(rows):
-        settings: dict[tuple[object, ...], list[Measured]] = {}
-        for row in members_of_group:
-            settings.setdefault((row.engine, row.version, row.use), []).append(row)
-        for members in settings.values():
-            ordered = sorted(members, key=lambda r: (r.concurrency, r.prompt_tokens, r.output_tokens))
-            if len(ordered) < 2 * points:
-                continue
-            chosen = {round(i * (len(ordered) - 1) / (points - 1)) for i in range(points)}
-            found = calibrate(prior, [ordered[i] for i in chosen])
-            for index, row in enumerate(ordered):
-                if index not in chosen:
-                    errors.setdefault(group, []).append(found.tpot_ms(row) / row.tpot_ms - 1)
-    return _summary(errors)
 
 
 def calibrate(prior: Coefficients, rows: Sequence[Measured]) -> Coefficients:
@@ -211,12 +219,6 @@ def calibrate(prior: Coefficients, rows: Sequence[Measured]) -> Coefficients:
         pull=CALIBRATION_PULL,
     )
     return msgspec.structs.replace(prior, decode=tuple(moved))
-
-
-def _without_each(rows: Sequence[Measured]) -> Iterator[tuple[str, list[Measured], Coefficients]]:
-    """Each group's name, its rows, and a fit that never saw them."""
-    for group in sorted({r.group for r in rows}):
-        yield group, [r for r in rows if r.group == group], fit([r for r in rows if r.group != group])
 
 
 def _decode_columns(terms: Terms) -> list[float]:

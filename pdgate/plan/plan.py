@@ -1,0 +1,204 @@
+"""One plan: from what the user asks to the whole answer, ready to print or to save."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from contracts.perf import LatencyModel
+from contracts.roofline import Accelerator, Efficiency, ModelShape
+from contracts.slo import SloTarget
+from pdgate.plan.compare import Ask, Option
+from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
+from pdgate.plan.fleet import Setting
+from pdgate.plan.money import Money, PerMillion, Prices
+from pdgate.plan.portrait import Portrait, portray
+from pdgate.plan.sensitivity import Sensitivity, SurfacePoint, sensitivity_of, surface_of
+from pdgate.plan.shapes import Kind
+from pdgate.plan.traffic import Traffics
+from pdgate.plan.workload import Workload, mean
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks."""
+
+    workload: Workload
+    shape: ModelShape
+    weights: str
+    fit: Efficiency
+    fleet: tuple[tuple[int, Accelerator], ...]
+    target: SloTarget
+    kv: str = "bf16"
+    engine: str = "sglang"
+    attainment: float = 0.9  # 0 to 1
+    network: str = ""
+    mixing: float = 1.1
+    peak: float = 1.0  # rate of the busiest hour over the mean; the fleet is sized for it
+    growth: float = 1.0  # factor on the traffic until the plan is reviewed
+    currency: str = "USD"
+    network_per_hour: float = 0.0
+    operations_per_hour: float = 0.0
+    prices: Prices | None = None
+    alternatives: tuple[Accelerator, ...] = ()
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs of one worker per pool, 0 = no such pool."""
+
+    prefill: int = 0
+    decode: int = 0
+    unified: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. Money is in `money.currency`; shares are 0 to 1."""
+
+    verdict: Verdict
+    reason: str
+    prefill: int  # workers
+    decode: int
+    unified: int
+    parallelism: Parallelism
+    hand_off: str | None  # "direct" or "store"; None = nothing is handed off
+    short_prompt_tokens: int  # up to so many uncached tokens go to unified workers
+    goodput_gain: (
+        float | None
+    )  # of the best split over the best unified fleet; None = unified keeps the targets at no rate
+    goodput_gain_low: float | None
+    goodput_gain_high: float | None
+    cost_saving: float | None
+    cost_per_million: PerMillion | None
+    model: str
+    fleet: str
+    target: SloTarget
+    attainment: float
+    planned_rps: float
+    capacity_rps: float  # highest rate at which the chosen workers keep the targets
+    binding: str
+    expected: Expected | None
+    rule: Rule | None
+    options: list[Option]
+    smallest_unified: Smallest | None
+    smallest_split: Smallest | None
+    money: Money | None
+    workload: Portrait
+    sensitivity: Sensitivity | None
+    surface: list[SurfacePoint]
+    assumptions: list[str]
+    latency: dict[str, LatencyModel]  # by role, of the chosen workers
+
+
+def make_plan(
+    question: Question, *, with_surface: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """Return the plan for a question.
+
+    Raises:
+        WorkloadError: the question cannot be answered as asked (too many kinds of GPU, a bad network).
+    """
+    progress("reading the traffic")
+    mean_rate = question.workload.rate_rps * question.growth
+    workload = question.workload.at_rate(mean_rate * question.peak)
+    traffics = Traffics(workload, question.target)
+    setting = Setting(
+        shape=question.shape,
+        fit=question.fit,
+        weights=question.weights,
+        kv=question.kv,
+        engine=question.engine,
+        target=question.target,
+        moments=traffics.moments,
+        network=question.network,
+        attainment=question.attainment,
+        mixing=question.mixing,
+    )
+    ask = Ask(
+        fleet=question.fleet,
+        currency=question.currency,
+        network_per_hour=question.network_per_hour,
+        operations_per_hour=question.operations_per_hour,
+        prices=question.prices,
+        mean_rate_rps=mean_rate,
+        alternatives=question.alternatives,
+    )
+    choice = decide(ask, traffics, setting, progress)
+    sensitivity = sensitivity_of(ask, traffics, setting, choice, progress)
+    surface = surface_of(ask, traffics, setting, choice, progress) if with_surface else []
+    return _answer(question, workload, choice, sensitivity, surface)
+
+
+def _answer(
+    question: Question,
+    workload: Workload,
+    choice: Choice,
+    sensitivity: Sensitivity | None,
+    surface: list[SurfacePoint],
+) -> Plan:
+    shape = choice.shape
+    pools = dict(shape.roles()) if shape is not None else {}
+    split = shape is not None and shape.kind is not Kind.UNIFIED
+    store = shape is not None and shape.kind is Kind.STORE
+    capacity = next(
+        (found[1] for found in (choice.unified, choice.split) if found is not None and found[0] is shape),
+        workload.rate_rps if shape else 0.0,
+    )
+    infinite = choice.goodput_gain == float("inf")
+    return Plan(
+        verdict=choice.verdict,
+        reason=choice.reason,
+        prefill=shape.prefill if shape else 0,
+        decode=shape.decode if shape else 0,
+        unified=shape.unified if shape else 0,
+        parallelism=Parallelism(**{role: worker.use.gpus for role, worker in pools.items()}),
+        hand_off=("store" if store else "direct") if split else None,
+        short_prompt_tokens=shape.short_prompt_tokens if shape else 0,
+        goodput_gain=None if infinite else choice.goodput_gain,
+        goodput_gain_low=sensitivity.low if sensitivity else None,
+        goodput_gain_high=sensitivity.high if sensitivity else None,
+        cost_saving=choice.cost_saving,
+        cost_per_million=choice.money.per_million if choice.money else None,
+        model=question.shape.name,
+        fleet=", ".join(f"{count}x{gpu.name}" for count, gpu in question.fleet),
+        target=question.target,
+        attainment=question.attainment,
+        planned_rps=workload.rate_rps,
+        capacity_rps=capacity,
+        binding=choice.binding,
+        expected=choice.expected,
+        rule=choice.rule,
+        options=choice.options,
+        smallest_unified=choice.smallest_unified,
+        smallest_split=choice.smallest_split,
+        money=choice.money,
+        workload=portray(workload),
+        sensitivity=sensitivity,
+        surface=surface,
+        assumptions=_assumptions(question, workload),
+        latency={role: worker.latency for role, worker in pools.items()},
+    )
+
+
+def _assumptions(question: Question, workload: Workload) -> list[str]:
+    prices = ", ".join(
+        f"{gpu.name} {gpu.price_per_hour:g} {question.currency}/h"
+        + (f" ({gpu.price_dated}: {gpu.price_note})" if gpu.price_note else " (yours)")
+        for _, gpu in question.fleet
+    )
+    front_ms = question.fit.front_ms.get(question.engine, 0.0)
+    known = [
+        f"prices: {prices}",
+        f"weights in {question.weights}, KV cache in {question.kv}",
+        f"engine {question.engine}: {front_ms:.0f} ms of an unloaded request's TTFT are outside the GPU's work",
+        f"a prompt mixed into decode steps costs {question.mixing:g} times its cost alone",
+        f"{question.attainment:.0%} of the requests meet both targets; TPOT is a request's mean gap",
+        "latencies come from a closed form; this release has no simulation to check them against",
+    ]
+    if question.kv == "fp8":
+        known.append("an FP8 cache changes answers slightly: measure quality on your own tasks before you rely on it")
+    if question.peak != 1 or question.growth != 1:
+        known.append(
+            f"sized for {question.peak:g} x the mean rate of {workload.rate_rps / question.peak:.2f} requests/s; "
+            "money at the mean rate"
+        )
+    if not mean([float(bool(r.blocks) or r.cached_tokens is not None) for r in workload.requests]):
+        known.append("the traffic carries no prefix information: no prefix hits are assumed")
+    return known

@@ -1,0 +1,53 @@
+"""A plan as the scheduler's starting configuration, TOML."""
+
+from typing import Any
+
+import msgspec
+
+from pdgate.plan.plan import Plan
+
+
+def scheduler_toml(plan: Plan) -> str:
+    """Return the roles, targets and cost coefficients that a scheduler starts from."""
+    lines = [
+        "# Starting configuration written by `pdgate plan`. Coefficients are those of contracts.perf (ms, tokens,",
+        "# bytes); the scheduler refines them online within 50 % of these values.",
+        f"# {plan.model} on {plan.fleet}: {plan.verdict}. {plan.reason}.",
+        "",
+        "[pool]",
+        f"prefill = {plan.prefill}",
+        f"decode = {plan.decode}",
+        f"unified = {plan.unified}",
+        f"hand_off = {_text(plan.hand_off or 'direct')}",
+        f"short_prompt_tokens = {plan.short_prompt_tokens}  # up to so many uncached tokens go to unified workers",
+        "",
+        "[parallelism]",
+        f"prefill = {plan.parallelism.prefill}",
+        f"decode = {plan.parallelism.decode}",
+        f"unified = {plan.parallelism.unified}",
+        "",
+        "[target]",
+        f"attainment = {plan.attainment:g}",
+    ]
+    if plan.target.ttft_ms is not None:
+        lines.append(f"ttft_ms = {plan.target.ttft_ms:g}")
+    if plan.target.tpot_ms is not None:
+        lines.append(f"tpot_ms = {plan.target.tpot_ms:g}")
+    for role, latency in plan.latency.items():
+        lines += _table(f"latency.{role}", msgspec.to_builtins(latency))
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, values: dict[str, Any]) -> list[str]:
+    lines = ["", f"[{name}]"]
+    nested = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            nested += _table(f"{name}.{key}", value)
+        else:
+            lines.append(f"{key} = {value!r}")
+    return lines + nested
+
+
+def _text(value: str) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,140 @@
+"""A plan as one screen of text."""
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from pdgate.plan.plan import Plan
+
+HEADLINES = {
+    "split": "SPLIT prefill and decode",
+    "unified": "DO NOT SPLIT: unified workers",
+    "mixed": "MIX: split for long prompts, unified workers for short ones",
+    "infeasible": "INFEASIBLE on this fleet",
+}
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the verdict, the fleet, the options, the money and what would change the answer."""
+    console.print(f"[bold]{HEADLINES[plan.verdict]}[/bold]: {plan.reason}.")
+    console.print(f"{plan.model} on {plan.fleet}, {targets(plan)}, {plan.planned_rps:.2f} requests/s. {traffic(plan)}")
+    if plan.expected is not None:
+        lead = "the cheapest fleet that works" if plan.verdict == "infeasible" else "run"
+        console.print(f"\n{lead}: [bold]{workers(plan)}[/bold], good for {plan.capacity_rps:.2f} requests/s")
+        seen = plan.expected
+        console.print(
+            f"expected: {seen.attainment:.1%} meet both targets; TTFT {_row(seen.ttft_ms.p50, seen.ttft_ms.p95)}, "
+            f"TPOT {_row(seen.tpot_ms.p50, seen.tpot_ms.p95)} (P50 / P95); prefix hit {seen.prefix_hit:.0%}"
+        )
+    console.print()
+    console.print(_options(plan))
+    console.print(f"runs out first: {plan.binding}")
+    if plan.rule is not None:
+        sign = ">" if plan.rule.pays else "<="
+        console.print(
+            f"rule of thumb: prefill load that keeps TTFT {plan.rule.rho:.2f} {sign} (1 - d0/TPOT)/kappa "
+            f"{plan.rule.limit:.2f}: a split {'pays' if plan.rule.pays else 'does not pay'}, whole workers aside"
+        )
+    if plan.goodput_gain is not None and plan.sensitivity is not None:
+        low, high = share(plan.goodput_gain_low), share(plan.goodput_gain_high)
+        console.print(
+            f"goodput gain of the best split {plan.goodput_gain:+.0%}, {low} to {high} within the fit's errors"
+        )
+        changes = plan.sensitivity.would_change
+        console.print(f"would change the answer: {'; '.join(changes) if changes else 'none of the inputs tried'}")
+        if plan.sensitivity.network_needed_gb is not None:
+            console.print(f"network: {plan.sensitivity.network_needed_gb:g} GB/s per prefill worker is enough")
+    for line in money_lines(plan):
+        console.print(line)
+    console.print("\n[dim]" + "; ".join(plan.assumptions) + "[/dim]")
+
+
+def targets(plan: Plan) -> str:
+    """The targets in words."""
+    parts = []
+    if plan.target.ttft_ms is not None:
+        parts.append(f"TTFT <= {plan.target.ttft_ms:g} ms")
+    if plan.target.tpot_ms is not None:
+        parts.append(f"TPOT <= {plan.target.tpot_ms:g} ms")
+    return f"{' and '.join(parts)} for {plan.attainment:.0%}" if parts else "no latency targets"
+
+
+def traffic(plan: Plan) -> str:
+    """The traffic in words."""
+    seen = plan.workload
+    hits = max(point.hit for point in seen.prefix_hits)
+    return (
+        f"Traffic: {seen.name}, prompts {seen.prompt.mean:.0f} (P99 {seen.prompt.p99:.0f}), answers "
+        f"{seen.output.mean:.0f} tokens, input:output {seen.input_per_output:.1f}, arrival CV {seen.arrival_cv:.1f}, "
+        f"at most 512 tokens {seen.short_share:.0%}, prefix hit up to {hits:.0%}"
+    )
+
+
+def workers(plan: Plan) -> str:
+    """The chosen workers in words."""
+    parts = []
+    for role in ("prefill", "decode", "unified"):
+        count = getattr(plan, role)
+        if count:
+            parts.append(f"{count} {role} x TP{getattr(plan.parallelism, role)}")
+    text = " + ".join(parts)
+    if plan.short_prompt_tokens:
+        text += f" (unified: prompts of up to {plan.short_prompt_tokens} uncached tokens)"
+    elif plan.unified and plan.prefill:
+        text += " (unified: fallback)"
+    return text + (f", hand-off {plan.hand_off}" if plan.hand_off else "")
+
+
+def money_lines(plan: Plan) -> list[str]:
+    """The cost in words; no lines without workers."""
+    if plan.money is None:
+        return []
+    hour, million, unit = plan.money.per_hour, plan.money.per_million, plan.money.currency
+    parts = (
+        f"prefill {hour.prefill:.2f}, decode {hour.decode:.2f}, transfer {hour.transfer:.2f}, "
+        f"scheduling and idle {hour.scheduling_and_idle:.2f}"
+    )
+    meters = (
+        f"prefill computed {million.prefill_computed:.3f}, cached {million.prefill_cached:.3f}, "
+        f"decode {million.decode:.3f}"
+    )
+    lines = [f"cost per hour {hour.total:.2f} {unit}: {parts}", f"cost per million tokens: {meters} {unit}"]
+    if plan.money.margin is not None and plan.money.revenue_per_hour is not None:
+        lines.append(f"revenue per hour {plan.money.revenue_per_hour:.2f} {unit}, margin {plan.money.margin:.0%}")
+    if plan.smallest_unified and plan.smallest_split:
+        lines.append(
+            f"smallest fleets for this rate: {plan.smallest_unified.workers} at "
+            f"{plan.smallest_unified.price_per_hour:.2f}, {plan.smallest_split.workers} at "
+            f"{plan.smallest_split.price_per_hour:.2f} {unit}/h"
+        )
+    return lines
+
+
+def share(value: float | None) -> str:
+    """A gain in words."""
+    return "unbounded" if value is None or math.isinf(value) else f"{value:+.0%}"
+
+
+def _options(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("option", "workers", "requests/s", "gain", "attained", "per hour"):
+        table.add_column(column, justify="left" if column in ("option", "workers") else "right")
+    for option in plan.options:
+        text = option.workers if not option.note else f"{option.workers} ({option.note})"
+        if not option.capacity_rps:
+            table.add_row(option.name, option.note, "-", "-", "-", "-")
+            continue
+        table.add_row(
+            option.name,
+            text,
+            f"{option.capacity_rps:.2f}",
+            share(option.gain),
+            f"{option.attainment:.0%}",
+            f"{option.price_per_hour:.2f}",
+        )
+    return table
+
+
+def _row(p50_ms: float, p95_ms: float) -> str:
+    return f"{p50_ms:.0f} / {p95_ms:.0f} ms"
