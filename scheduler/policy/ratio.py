@@ -33,7 +33,7 @@ class Why(enum.StrEnum):
     GAIN = "gain"
     POOL_EMPTY = "pool_empty"
     PINNED = "pinned"
-    NO_DATA = "no_data"
+    NO_DATA = "no_data"  # nothing measured, or too few arrivals to tell
     IDLE = "idle"
     MOVING = "moving"
     COOLING_DOWN = "cooling_down"
@@ -77,6 +77,8 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cooldown_from_decode_s: float = 60.0
     min_gain: float = 0.05
     """Relative gain in goodput below which nothing moves."""
+    last_unified_gain: float = 0.08
+    """Relative gain for which the last unified worker may go: the pairs back each other up, if less simply."""
     sure_gain: float = 0.15
     """Relative gain from which a move in the same direction as the last need not wait."""
     price_margin: float = 0.3
@@ -93,6 +95,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gain_bounds: tuple[float, float] = (0.7, 1.6)
     gain_half_life_s: float = 300.0
     min_samples: int = 30
+    """Arrivals of the current demand before a move, and outcomes before a gain is turned."""
     max_refused_share: float = 0.01
     pinned: Split | None = None
     """The split of mode `manual`."""
@@ -207,6 +210,8 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
         return _Verdict(Why.NO_DATA)
     if sight.demand.rate_rps <= 0:
         return _Verdict(Why.IDLE)
+    if sight.demand.rate_rps * sight.demand.span_s < limits.min_samples:
+        return _Verdict(Why.NO_DATA)
     hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
     corrections = Corrections(
         prefill=state.prefill_gain,
@@ -218,7 +223,9 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
     demands = (*sight.past, sight.demand) if patient else (sight.demand,)
     least = floors(sight.split.total)
     now, found = ways(sight.split, demands, fleet, corrections, least)
-    way = best_way(way for way in found if way.legal)
+    way = best_way(
+        way for way in found if way.legal and (not way.last_unified or _gain(way, now) > limits.last_unified_gain)
+    )
     gain = _gain(way, now)
     if way is None or gain <= 0:
         at_floor = any(_gain(other, now) > limits.min_gain for other in found if not other.legal)

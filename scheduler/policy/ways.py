@@ -24,7 +24,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     goodput_rps: float = 0.0
     """At the target."""
     legal: bool = True
-    """Whether the first move keeps the floors."""
+    """Whether the first move keeps the floors of prefill and decode."""
+    last_unified: bool = False
+    """Whether it gives up the unified workers that the floors ask for."""
 
     @classmethod
     def step(cls, split: Split, from_role: Role, to_role: Role) -> "Way":
@@ -58,13 +60,16 @@ def ways(
         step = Way.step(split, from_role, to_role)
         legal = _keeps(step.next, split, least)
         best = msgspec.structs.replace(
-            step, goodput_rps=_value(step.next, predictors, spans_s).goodput_rps, legal=legal
+            step,
+            goodput_rps=_value(step.next, predictors, spans_s).goodput_rps,
+            legal=legal,
+            last_unified=step.next.unified < min(least.unified, split.unified),
         )
         for steps in range(2, _MAX_STEPS + 1):
             if not legal or getattr(best.target, from_role) < 1:
                 break
             target = moved(best.target, from_role, to_role)
-            if not _keeps(target, split, least):
+            if not _keeps(target, split, least) or target.unified < min(least.unified, split.unified):
                 break
             goodput_rps = _value(target, predictors, spans_s).goodput_rps
             if goodput_rps <= best.goodput_rps:
@@ -75,7 +80,7 @@ def ways(
 
 
 def _keeps(split: Split, before: Split, least: Split) -> bool:
-    return all(getattr(split, role) >= min(getattr(least, role), getattr(before, role)) for role in Role)
+    return split.prefill >= min(least.prefill, before.prefill) and split.decode >= min(least.decode, before.decode)
 
 
 def best_way(found: Iterable[Way]) -> Way | None:

@@ -175,6 +175,8 @@ class RigGateway:
         self.requests: dict[str, GatewayRequest] = {}
         self._tasks = tasks
         self._own: list[asyncio.Task] = []
+        self._may_renew = asyncio.Event()
+        self._may_renew.set()
 
     async def start(self) -> None:
         await self._renew()
@@ -242,8 +244,14 @@ class RigGateway:
     async def _renew(self) -> None:
         await self.redis.set(keys.gateway_lease(self.gateway_id), b"1", px=3000)
 
+    def pause_lease(self) -> asyncio.Event:
+        """Stop renewing until the returned event is set."""
+        self._may_renew = asyncio.Event()
+        return self._may_renew
+
     async def _lease(self) -> None:
         while True:
+            await self._may_renew.wait()
             await self._renew()
             await asyncio.sleep(0.5)
 

@@ -1,0 +1,181 @@
+"""The scheduler settles for gateways that died, by the same script as theirs."""
+
+import time
+
+import msgspec
+from rig import OWNER, POOL, SLOW_DECODE, SLOW_PREFILL, TIMING, GatewayRequest, Rig, RigGateway, eventually
+
+from contracts import keys
+from contracts.identity import shard_of
+from contracts.lifecycle import FinishReason, Path, Role
+from contracts.rating import Tokens, cost
+from contracts.settlement import Budget, Reservation, Reserved, SettlementScripts, encode_owner
+from contracts.usage import Outcome, UsageEvent
+from contracts.wire import FIELD
+
+
+async def reserve(rig: Rig, request: GatewayRequest) -> None:
+    """What the gateway does before it writes to the inbox."""
+    await rig.redis.hset(keys.key_states(OWNER.org), OWNER.key_id, "active:1")
+    answer = await SettlementScripts(rig.redis).reserve(
+        OWNER.org,
+        Reservation(
+            rid=request.rid,
+            member=f"{OWNER.org}/{request.rid}",
+            now_ms=int(time.time() * 1000),
+            deadline_ms=request.submit.deadline_unix_ms,
+            key_id=OWNER.key_id,
+            key_state="active:1",
+            owner=encode_owner(OWNER),
+            pool=POOL,
+            budgets=[Budget(key=keys.budget(OWNER.org, "org", OWNER.org), limit=10**12, amount=1000)],
+        ),
+    )
+    assert isinstance(answer, Reserved)
+
+
+async def events(rig: Rig) -> list[UsageEvent]:
+    rows = await rig.redis.xrange(keys.usage_stream(shard_of(OWNER.org)))
+    return [msgspec.msgpack.decode(fields[FIELD.encode()], type=UsageEvent) for _, fields in rows]
+
+
+async def settled(rig: Rig, pool, request: GatewayRequest) -> UsageEvent:
+    """Wait until the request is settled and gone; return its only event."""
+    await eventually(lambda: request.rid not in pool.term.book)
+    found = await events(rig)
+    assert [e.rid for e in found] == [request.rid]
+
+    async def gone() -> bool:
+        return not await rig.redis.xlen(keys.inbox(POOL)) and not await rig.redis.exists(
+            keys.inflight(POOL, request.rid)
+        )
+
+    for _ in range(1000):
+        if await gone():
+            break
+    assert await gone()
+    assert not await rig.redis.exists(keys.reservation(OWNER.org, request.rid))
+    budget = await rig.redis.hgetall(keys.budget(OWNER.org, "org", OWNER.org))
+    assert budget == {b"reserved": b"0", b"spent": str(found[0].cost).encode()}
+    return found[0]
+
+
+async def orphan(rig: Rig, gateway: RigGateway, request: GatewayRequest) -> None:
+    await reserve(rig, request)
+    await gateway.die()
+
+
+async def test_a_waiting_request_of_a_dead_gateway_costs_nothing(rig: Rig):
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit()
+    await eventually(lambda: len(pool.term.dispatcher.waiting) == 1)
+    await orphan(rig, gateway, request)
+    event = await settled(rig, pool, request)
+    assert (event.outcome, event.cost, event.cause) == (Outcome.INTERRUPTED, 0, "gateway_dead")
+    assert (event.tokens, event.settled_by, event.path) == (Tokens(), "scheduler", None)
+
+
+async def test_a_running_request_of_a_dead_gateway_ends_and_costs_nothing_but_keeps_its_counts(rig: Rig):
+    await rig.worker(Role.PREFILL)
+    decode = await rig.worker(Role.DECODE, SLOW_DECODE)
+    decode.server.assignments._limits = msgspec.structs.replace(decode.server.assignments._limits, reader_lost_s=0.3)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(max_tokens=2000)
+    await eventually(lambda: len(request.tokens.get((1, 0), ())) > 3)
+    await orphan(rig, gateway, request)
+    event = await settled(rig, pool, request)
+    assert (event.outcome, event.cost, event.finish_reason) == (Outcome.INTERRUPTED, 0, "reader_lost")
+    assert event.tokens.prompt == 32
+    assert 3 < event.tokens.decode < 2000
+    assert (event.path, event.estimated, event.attempts) == (Path.PD, False, 1)
+    await eventually(lambda: not decode.server.assignments.finals.all())
+
+
+async def test_a_request_whose_last_batch_was_acknowledged_is_charged(rig: Rig):
+    await rig.pair()
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(max_tokens=8)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await eventually(lambda: all(p.delivered for p in pool.term.book.get(request.rid).streaming_parts))
+    await orphan(rig, gateway, request)  # before it could settle
+    event = await settled(rig, pool, request)
+    tokens = Tokens(prefill_computed=32, decode=8)
+    assert (event.outcome, event.tokens) == (Outcome.FINISHED, tokens)
+    assert event.cost == cost(tokens, OWNER.price) > 0
+
+
+async def test_a_gateway_that_only_lost_redis_keeps_its_streams_and_is_charged(rig: Rig):
+    await rig.worker(Role.UNIFIED, SLOW_DECODE)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(max_tokens=40)
+    await eventually(lambda: request.tokens)
+    await reserve(rig, request)
+    await gateway.lose_lease()
+    event = await settled(rig, pool, request)
+    assert (event.outcome, event.tokens.decode) == (Outcome.FINISHED, 40)
+    assert request.reason() is FinishReason.LENGTH
+
+
+async def test_a_request_that_the_gateway_settled_before_it_died_is_not_settled_twice(rig: Rig):
+    await rig.pair()
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit()
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await gateway.die()  # after its settle script, before its ack: there is no reservation
+    await eventually(lambda: request.rid not in pool.term.book)
+    assert await events(rig) == []
+    await eventually(lambda: all(not w.server.assignments.finals.all() for w in rig.workers))
+
+
+async def test_a_worker_that_dies_too_leaves_an_estimate(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED, SLOW_DECODE)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(max_tokens=2000)
+    await eventually(lambda: request.tokens)
+    await reserve(rig, request)
+    await gateway.die()
+    await worker.kill()
+    event = await settled(rig, pool, request)
+    assert (event.outcome, event.cost, event.estimated) == (Outcome.INTERRUPTED, 0, True)
+
+
+async def test_requests_of_a_gateway_that_died_with_the_leader_are_settled_by_the_next(rig: Rig):
+    await rig.pair(SLOW_PREFILL)
+    for worker in rig.workers:
+        limits = worker.server.assignments._limits
+        worker.server.assignments._limits = msgspec.structs.replace(limits, reader_lost_s=0.3)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit()
+    await eventually(lambda: request.placed)
+    await rig.kill(first)
+    await orphan(rig, gateway, request)
+    second = rig.scheduler("b")
+    await eventually(lambda: second.term is not None and second.term.attempts.caught_up)
+    event = await settled(rig, second, request)
+    assert (event.outcome, event.cost) == (Outcome.INTERRUPTED, 0)
+
+
+async def test_a_lease_that_comes_back_in_time_changes_nothing(rig: Rig):
+    await rig.worker(Role.UNIFIED, SLOW_DECODE)
+    gateway = await rig.gateway()
+    timing = msgspec.structs.replace(TIMING, gateway_dead_after_s=30.0)
+    pool = await rig.leading(rig.scheduler(timing=timing))
+    request = await gateway.submit(max_tokens=1000)
+    await eventually(lambda: request.tokens)
+    watch = pool.term._dead_gateways
+    lease = gateway.pause_lease()
+    await rig.redis.delete(keys.gateway_lease(gateway.gateway_id))
+    await eventually(lambda: watch._missing_since_s)
+    lease.set()
+    await eventually(lambda: not watch._missing_since_s)
+    await gateway.abort(request)
+    await eventually(lambda: request.reason() is FinishReason.ABORTED)
+    assert request.rid in pool.term.book
+    assert await events(rig) == []
