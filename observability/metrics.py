@@ -57,7 +57,7 @@ class Instruments:
         self._queue_wait = meter.create_histogram("pdgate_queue_wait_seconds", description="Inbox to placed.")
         # worker
         self._transfer = meter.create_histogram(
-            "pdgate_kv_transfer_latency_seconds", description="KV hand-off as the decode side sees it."
+            "pdgate_kv_transfer_latency_seconds", description="KV hand-off, from the end of prefill to sent."
         )
         self.engine_finishes = meter.create_counter("pdgate_engine_finishes", description="Engine requests by reason.")
         # billing

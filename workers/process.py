@@ -103,7 +103,8 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
     telemetry = Telemetry("worker", settings.id)
-    redis = Redis.from_url(settings.redis_url, socket_timeout=2, socket_connect_timeout=2)
+    # With a socket_timeout redis-py sends through asyncio.wait_for, which loses cancellations on Python 3.11.
+    redis = Redis.from_url(settings.redis_url, socket_timeout=None)
     journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
     recorder = Recorder(redis, settings.pool, journal)
     server = WorkerServer(

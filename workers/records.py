@@ -20,6 +20,7 @@ MAX_STREAM_LENGTH = 1_000_000  # a safeguard: billing deletes what it wrote
 MAX_WAITING = 20_000
 BATCH = 500
 PERIOD_S = 0.1
+TIMEOUT_S = 1.0
 JOURNAL_BYTES = 16 * 2**20
 JOURNAL_FILES = 4
 _json = msgspec.json.Encoder()
@@ -84,7 +85,7 @@ class Recorder:
         try:
             while self._to_stream:
                 await self._flush_batch()
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
             if not self._redis_is_away:
                 log.warning("attempts_wait_for_redis", error=str(error), waiting=len(self._to_stream))
             self._redis_is_away = True
@@ -98,7 +99,7 @@ class Recorder:
     async def _flush_batch(self) -> None:
         batch = [self._to_stream.popleft() for _ in range(min(BATCH, len(self._to_stream)))]
         try:
-            async with self._redis.pipeline(transaction=False) as pipe:
+            async with asyncio.timeout(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
                 for record in batch:
                     pipe.xadd(self._stream, {FIELD: encode(record)}, maxlen=MAX_STREAM_LENGTH, approximate=True)
                 await pipe.execute()

@@ -6,7 +6,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from contracts.lifecycle import FinishReason, Role, WorkerState
+from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.usage import AttemptRecord
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
@@ -129,7 +129,7 @@ class WorkerServer:
         phase = PHASE_FROM_PB[final.phase]
         labels = {"pool": self._pool, "phase": phase.value, "reason": FINISH_FROM_PB[final.reason].value}
         self._instruments.engine_finishes.add(1, labels)
-        if stages.transfer_ms and phase == "decode":
+        if stages.transfer_ms and phase is Phase.PREFILL:  # the sender alone knows when it began
             self._instruments.transfer(stages.transfer_ms, pool=self._pool)
 
     def _recorded(self, record: AttemptRecord) -> None:

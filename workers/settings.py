@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from contracts.lifecycle import HandOff, Role
-from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
+from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -45,15 +45,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_json: bool = True
     zone: str = ""
 
-    step_ms: NotNegative = 6.0
-    step_ms_per_request: NotNegative = 0.02
-    step_ms_per_kv_token: NotNegative = 4e-6
-    prefill_ms: NotNegative = 8.0
-    prefill_ms_per_token: NotNegative = 0.03
-    prefill_ms_per_token_pair: NotNegative = 1.5e-7
-    transfer_ms: NotNegative = 1.0
-    transfer_bytes_per_ms: Positive = 2.0e7
-    kv_bytes_per_token: Annotated[int, msgspec.Meta(gt=0)] = 131_072
+    step_ms: NotNegative = DEFAULT_LATENCY.decode.fixed_ms
+    step_ms_per_request: NotNegative = DEFAULT_LATENCY.decode.per_request_ms
+    step_ms_per_kv_token: NotNegative = DEFAULT_LATENCY.decode.per_kv_token_ms
+    prefill_ms: NotNegative = DEFAULT_LATENCY.prefill.fixed_ms
+    prefill_ms_per_token: NotNegative = DEFAULT_LATENCY.prefill.per_token_ms
+    prefill_ms_per_token_pair: NotNegative = DEFAULT_LATENCY.prefill.per_token_pair_ms
+    transfer_ms: NotNegative = DEFAULT_LATENCY.transfer.fixed_ms
+    transfer_bytes_per_ms: Positive = DEFAULT_LATENCY.transfer.bytes_per_ms
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(gt=0)] = DEFAULT_LATENCY.transfer.kv_bytes_per_token
 
     @property
     def latency(self) -> LatencyModel:
@@ -74,6 +74,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 bytes_per_ms=self.transfer_bytes_per_ms,
                 kv_bytes_per_token=self.kv_bytes_per_token,
             ),
-            kv_capacity_tokens=self.max_total_tokens or 400_000,
-            max_running=self.max_running or 256,
+            kv_capacity_tokens=self.max_total_tokens or DEFAULT_LATENCY.kv_capacity_tokens,
+            max_running=self.max_running or DEFAULT_LATENCY.max_running,
         )

@@ -53,6 +53,7 @@ def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping
     variables |= {
         "PYTHONPATH": ":".join(path),
         "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "pdgate_sglang_models",
         "SGLANG_HOST_IP": options.bootstrap_host,
         "OMP_NUM_THREADS": "1",
         # sending a cached prefix ahead of the forward pass needs torch.cuda.Event

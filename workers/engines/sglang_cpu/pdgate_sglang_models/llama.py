@@ -1,0 +1,5 @@
+"""SGLang's Llama family."""
+
+from sglang.srt.models.llama import EntryClass
+
+__all__ = ["EntryClass"]
