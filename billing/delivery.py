@@ -97,6 +97,7 @@ class Delivery(Generic[T]):
         self._claim_idle_ms = claim_idle_ms
         self._now_s = now_s
         self._next_claim_s = 0.0
+        self._per_stream = max(1, batch_size // 16)
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -112,12 +113,28 @@ class Delivery(Generic[T]):
                 await self.deliver(entries)
 
     async def _take(self) -> list[Entry]:
-        if self._now_s() < self._next_claim_s:
-            return await self._reader.read(count=self._batch_size, block_ms=self._block_ms)
-        await self._reader.create_groups()
-        entries = await self._reader.claim(idle_ms=self._claim_idle_ms, count=self._batch_size)
-        self._next_claim_s = self._now_s() + self._claim_idle_ms / 2000
+        """Return entries to deal with: those that a dead consumer left go first, until there are none."""
+        if self._now_s() >= self._next_claim_s:
+            await self._reader.create_groups()
+            entries = await self._reader.claim(idle_ms=self._claim_idle_ms, count=self._per_stream)
+            if entries:
+                return entries
+            self._next_claim_s = self._now_s() + self._claim_idle_ms / 2000
+        entries = await self._reader.read(count=self._per_stream, block_ms=self._block_ms)
+        self._adapt(len(entries))
         return entries
+
+    def _adapt(self, taken: int) -> None:
+        """Keep what one read takes near two batches, however many streams are busy.
+
+        Redis counts per stream. Whoever takes more than it can write before others may claim it makes them
+        do the same work twice.
+        """
+        most = 2 * self._batch_size
+        if taken > most:
+            self._per_stream = max(1, self._per_stream * most // taken)
+        elif taken < self._batch_size:
+            self._per_stream = min(self._batch_size, 2 * self._per_stream)
 
     async def deliver(self, entries: Sequence[Entry]) -> None:
         """Write, bury and acknowledge entries; returns when all are dealt with, however long that takes."""

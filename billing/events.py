@@ -9,7 +9,7 @@ import msgspec
 from billing.moments import moment
 from billing.prices import PriceBook
 from contracts.rating import Meter, Price, rate
-from contracts.units import MAX_EXACT_NANO, Nano
+from contracts.units import MAX_EXACT_NANO, Nano, NanoPerMillion
 from contracts.usage import UsageEvent
 
 NO_PRICE: Final = "no_price"
@@ -94,16 +94,17 @@ def rate_event(decoded: Decoded, book: PriceBook) -> Rated:
     if price is None:
         raise Poison(NO_PRICE, f"model {event.model!r} had no price at {at}")
     billable = event.outcome.billable
-    records = tuple(
-        Record(
-            meter,
-            (tokens := event.tokens.of(meter)),
-            (nano := price.of(meter)),
-            rate(tokens, nano) if billable else Nano(0),
-        )
-        for meter in Meter
+    tokens = event.tokens
+    records = (
+        _record(Meter.PREFILL_COMPUTED, tokens.prefill_computed, price.prefill_computed, billable=billable),
+        _record(Meter.PREFILL_CACHED, tokens.prefill_cached, price.prefill_cached, billable=billable),
+        _record(Meter.DECODE, tokens.decode, price.decode, billable=billable),
     )
     cost = sum(record.cost for record in records)
     if cost > MAX_EXACT_NANO:
         raise Poison("cost_too_large", f"{cost} nano-units for request {event.rid}")
     return Rated(event, decoded.request_id, at, billable, price, records, cost)
+
+
+def _record(meter: Meter, tokens: int, price: NanoPerMillion, *, billable: bool) -> Record:
+    return Record(meter, tokens, price, rate(tokens, price) if billable else Nano(0))

@@ -71,20 +71,19 @@ WITH incoming AS MATERIALIZED (
     INSERT INTO billing.request ({_names}) SELECT {_names} FROM incoming
     ON CONFLICT DO NOTHING RETURNING request_id
 ), metered AS MATERIALIZED (
-    SELECT incoming.*, meter, tokens, price, one.cost AS meter_cost, worker
+    SELECT request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
+        path, hand_off, attempts, batch, tokens, price_version, price, one.cost, billable
     FROM fresh JOIN incoming USING (request_id)
     CROSS JOIN LATERAL (VALUES {_meters}) AS one (meter, tokens, price, cost, worker)
 ), records AS (
     INSERT INTO billing.usage_record (request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
         path, hand_off, attempts, batch, tokens, price_version, price, cost, billable)
-    SELECT request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
-        path, hand_off, attempts, batch, tokens, price_version, price, meter_cost, billable
-    FROM metered
+    SELECT * FROM metered
 ), hourly AS (
     INSERT INTO billing.usage_hourly AS old (organisation, hour, project, key_id, model, tier, batch, billable, meter,
         tokens, cost, requests)
     SELECT organisation, date_trunc('hour', at, 'UTC'), project, key_id, model, tier, batch, billable, meter,
-        sum(tokens), sum(meter_cost), count(*)
+        sum(tokens), sum(cost), count(*)
     FROM metered GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     ON CONFLICT (organisation, hour, project, key_id, model, tier, batch, billable, meter) DO UPDATE
     SET tokens = old.tokens + excluded.tokens, cost = old.cost + excluded.cost,

@@ -211,3 +211,20 @@ async def test_the_first_price_of_a_model_is_found_although_the_book_was_read_be
     await rig.emit(event)
     await rig.consume(delivery, 2)
     assert delivery._count.results == {"posted": 2, "repeated": 0, "dead_letter": 0}
+
+
+async def test_a_consumer_takes_little_at_a_time_although_many_streams_are_busy(rig):
+    await rig.emit(*(usage_event(org=f"org_{n % 40}") for n in range(400)))
+    reader = rig.reader()
+    taken = []
+    read = reader.read
+
+    async def watched(**options):
+        entries = await read(**options)
+        taken.append(len(entries))
+        return entries
+
+    reader.read = watched
+    await rig.consume(rig.consumer(reader=reader, batch_size=8), 400)
+    assert sum(taken) == 400
+    assert max(taken) <= 64, "one of each stream, not a batch of each"
