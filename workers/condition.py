@@ -31,6 +31,7 @@ class Condition:
         self.leader_epoch = 0  # highest seen
         self.load = EngineLoad()
         self.facts: EngineFacts | None = None
+        self.on_change: Callable[[], None] = lambda: None
         self._engine = engine
         self._assignments = assignments
         self._now_s = now_s
@@ -43,6 +44,7 @@ class Condition:
         """Change the state along contracts.lifecycle.WORKER_NEXT."""
         if self.state is not to:
             self.state = move_worker(self.state, to)
+            self.on_change()
 
     def started(self, facts: EngineFacts) -> None:
         """Note that the engine runs."""

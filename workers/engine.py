@@ -107,6 +107,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap_port: int  # 0 unless the role is prefill
     kv_capacity_tokens: int
     max_running: int
+    context_tokens: int  # longest prompt plus answer
     hand_offs: tuple[HandOff, ...]
     slowest_step_ms: float  # the longest time without visible progress that is still normal
 

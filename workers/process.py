@@ -124,6 +124,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     if settings.advertise:
         address = f"{settings.advertise}:{address.rpartition(':')[2]}"
     heartbeat = Heartbeat(redis, registration_of(settings, server, catalog, address=address, revision=revision))
+    server.condition.on_change = heartbeat.renew_soon
     _observe_load(telemetry, server, settings)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -178,7 +179,7 @@ def registration_of(
             bootstrap_port=facts.bootstrap_port,
             kv_capacity_tokens=facts.kv_capacity_tokens,
             max_running=facts.max_running,
-            context_tokens=context_tokens,
+            context_tokens=min(context_tokens, facts.context_tokens),
             hand_offs=facts.hand_offs,
             catalog_revision=catalog.revision,
             started_unix_ms=condition.identity.epoch,

@@ -62,7 +62,6 @@ class SglangEngine:
         self._tm = self._engine.tokenizer_manager
         self._request_type = GenerateReqInput
         self._facts = self._read_facts()
-        self._context_tokens = int(self._tm.context_len)
         self._vocabulary = int(self._tm.model_config.vocab_size)
         self._jobs: dict[str, Job] = {}
         self._aborting: set[str] = set()
@@ -143,7 +142,7 @@ class SglangEngine:
 
     def _check(self, job: Job, prompt: list[int]) -> None:
         total = len(prompt) + job.sampling.max_tokens
-        limit = min(self._context_tokens, self._facts.kv_capacity_tokens)
+        limit = min(self._facts.context_tokens, self._facts.kv_capacity_tokens)
         if total > limit:
             raise Refusal("bad_request", f"prompt and max_tokens are {total} tokens; this worker takes {limit}")
         if max(prompt) >= self._vocabulary:
@@ -218,6 +217,7 @@ class SglangEngine:
             bootstrap_port=self._port,
             kv_capacity_tokens=int(info["max_total_num_tokens"]),
             max_running=int(arguments_in_force.max_running_requests or 256),
+            context_tokens=int(self._tm.context_len),
             hand_offs=(HandOff.DIRECT,),
             slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from contracts.lifecycle import FinishReason, Phase
@@ -63,16 +64,18 @@ class Answer:
         kind = finish.get("type", "")
         if error or kind not in ("stop", "length"):
             message = error or str(finish.get("message", "the engine ended the request without a reason"))
-            reason = self._broken_off(abort_asked=abort_asked)
+            reason = self._broken_off(abort_asked=abort_asked, in_engine=not error, status=finish.get("status_code"))
             return self._made(reason, error="" if reason is FinishReason.ABORTED else message)
         if self._job.phase is Phase.PREFILL or kind == "stop":
             matched = finish.get("matched")
             return self._made(FinishReason.STOP, matched_stop=matched if isinstance(matched, str) else "")
         return self._made(FinishReason.LENGTH)
 
-    def _broken_off(self, *, abort_asked: bool) -> FinishReason:
+    def _broken_off(self, *, abort_asked: bool, in_engine: bool, status: int | None) -> FinishReason:
         if abort_asked:
             return FinishReason.ABORTED
+        if not in_engine or status == HTTPStatus.BAD_REQUEST:
+            return FinishReason.ERROR
         # Before the first token of a decode side, and on a prefill side, only the hand-off can fail.
         waits_for_peer = self._job.phase is Phase.PREFILL or (self._job.phase is Phase.DECODE and not self._num_tokens)
         return FinishReason.HAND_OFF if waits_for_peer else FinishReason.ERROR

@@ -91,6 +91,7 @@ class TimedEngine:
             bootstrap_port=self._port if role is Role.PREFILL else 0,
             kv_capacity_tokens=self._latency.kv_capacity_tokens,
             max_running=self._latency.max_running,
+            context_tokens=self._latency.kv_capacity_tokens,
             hand_offs=(HandOff.DIRECT,),
             slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
         )
