@@ -6,7 +6,6 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from billing.reconcile import GRACE_S, Reconciliation, reconcile_database
@@ -14,7 +13,7 @@ from contracts.catalog import read_catalog
 from pdgate.connection import database_url
 from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show_json
-from pdgate.usage import money
+from pdgate.usage import money, wide_console
 
 EXIT_DRIFT = 1
 _LISTED = 50
@@ -55,7 +54,7 @@ def _day(text: str) -> date:
 
 
 def _print(found: Reconciliation, currency: str) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = wide_console()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("organisation", "day"):
         table.add_column(heading)
@@ -73,7 +72,7 @@ def _print(found: Reconciliation, currency: str) -> None:
         )
     console.print(table if found.days else f"nothing metered from {found.from_day} to {found.to_day}")
     for one in found.differences[:_LISTED]:
-        console.print(f"{one.kind}: {one.request_id} {one.organisation} {one.detail}")
+        console.print(f"{one.kind}: {one.request_id} {one.organisation} {one.detail}", markup=False)
     if len(found.differences) > _LISTED:
         console.print(f"... and {len(found.differences) - _LISTED} more: --json lists them")
     console.print("[red]drift[/red]" if found.drift else "no drift")

@@ -95,8 +95,7 @@ def print_usage(report: UsageReport, *, currency: str, as_json: bool = False) ->
     if as_json:
         show_json(report)
         return
-    # Piped to a file there is no width to fit into, and an identifier cut short is of no use.
-    console = Console(highlight=False, width=None if Console().is_terminal else _WIDE_COLUMNS)
+    console = wide_console()
     if not report.models:
         console.print(f"nothing metered since {report.since}")
         return
@@ -160,6 +159,11 @@ def _requests_table(report: UsageReport, currency: str) -> Table:
             "-" if row.timings is None else f"{row.timings.tpot_ms:.1f}",
         )
     return table
+
+
+def wide_console() -> Console:
+    """Return a console that cuts nothing short when it writes to a file or a pipe."""
+    return Console(highlight=False, width=None if Console().is_terminal else _WIDE_COLUMNS)
 
 
 def money(nano: int) -> str:
