@@ -29,7 +29,13 @@ from pdgate.preflight import ENGINE_DISK_BYTES, CannotStart, check_disk
 from pdgate.screen import Progress
 
 _LISTS: Final = ("engine-cpu.txt", "engine-cpu-nodeps.txt")
-_WORK_BYTES: Final = 3_100_000_000  # installed files plus what pip downloads on the way; for the ETA only
+# For the ETA only, measured with a CPU build of torch on two cores.
+_INSTALLED_BYTES: Final = 2_500_000_000
+_COMPILED_BYTES: Final = 230_000_000
+_WORK_BYTES: Final = _INSTALLED_BYTES + _COMPILED_BYTES + 420_000_000  # pip's downloads
+_FETCH_SHARE: Final = 0.45
+_INSTALL_SHARE: Final = 0.35
+COMPILING: Final = "engine 4/4: compiling"
 _MARKER: Final = ".complete"
 LIBRARY: Final = "libibverbs.so.1"
 _LIBRARY_PACKAGES: Final = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
@@ -65,6 +71,53 @@ def _fingerprint() -> str:
     return digest.hexdigest()
 
 
+class _Building:
+    """How far a build is, from pip's words and from the disk."""
+
+    def __init__(self, engine: Path, downloads: Path) -> None:
+        self._engine = engine
+        self._downloads = downloads
+        self._started = time.monotonic()
+        self._fetched_bytes = 0
+        self._fetched = 0
+        self._listed = sum(
+            bool(line.strip()) and not line.startswith("#")
+            for name in _LISTS
+            for line in requirement_list(name).read_text().splitlines()
+        )
+        self.step = "engine 1/4: making its environment"
+
+    def hear(self, line: str) -> None:
+        """Take one line of pip's output."""
+        if line.startswith("Installing collected packages"):
+            self.step = "engine 3/4: installing"
+        elif found := _FETCHING.match(line):
+            self._fetched += 1
+            package = Path(found["file"]).name.partition("-")[0]
+            self.step = f"engine 2/4: fetching {package}" + (f" ({found['size']})" if found["size"] else "")
+
+    def look(self) -> Progress:
+        """Return how far it is; reads the disk."""
+        installed_bytes = bytes_under(self._engine)
+        # pip removes its downloads in the end: what was fetched once counts as done.
+        self._fetched_bytes = max(self._fetched_bytes, bytes_under(self._downloads))
+        return Progress(
+            step=self.step,
+            done_bytes=installed_bytes + self._fetched_bytes,
+            total_bytes=_WORK_BYTES,
+            elapsed_s=time.monotonic() - self._started,
+            share=self._share(installed_bytes),
+        )
+
+    def _share(self, installed_bytes: int) -> float:
+        fetched = min(1.0, self._fetched / self._listed)
+        installed = min(1.0, installed_bytes / _INSTALLED_BYTES)
+        if self.step == COMPILING:
+            written = max(0, installed_bytes - _INSTALLED_BYTES) / _COMPILED_BYTES
+            return _FETCH_SHARE + _INSTALL_SHARE + (1 - _FETCH_SHARE - _INSTALL_SHARE) * min(0.99, written)
+        return _FETCH_SHARE * fetched + _INSTALL_SHARE * installed
+
+
 def _unfinished(engine: Path) -> bool:
     return engine.exists() and not (engine / _MARKER).exists()
 
@@ -90,28 +143,7 @@ async def _build(engine: Path, commands: Commands) -> None:
     downloads = engine.with_name(f"{engine.name}.downloads")
     await asyncio.to_thread(shutil.rmtree, downloads, ignore_errors=True)
     downloads.mkdir()
-    started = time.monotonic()
-    step = "engine 1/4: making its environment"
-    fetched_bytes = 0
-
-    def look() -> Progress:
-        nonlocal fetched_bytes
-        fetched_bytes = max(fetched_bytes, bytes_under(downloads))  # pip removes them in the end
-        return Progress(
-            step=step,
-            done_bytes=bytes_under(engine) + fetched_bytes,
-            total_bytes=_WORK_BYTES,
-            elapsed_s=time.monotonic() - started,
-        )
-
-    def hear(line: str) -> None:
-        nonlocal step
-        if line.startswith("Installing collected packages"):
-            step = "engine 4/4: installing SGLang" if "sglang" in line else "engine 3/4: installing torch and the rest"
-        elif found := _FETCHING.match(line):
-            package = Path(found["file"]).name.partition("-")[0]
-            step = f"engine 2/4: fetching {package}" + (f" ({found['size']})" if found["size"] else "")
-
+    building = _Building(engine, downloads)
     python = str(engine_python(engine))
     options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile")
     pip = (python, "-m", "pip", "install", *options)
@@ -122,12 +154,12 @@ async def _build(engine: Path, commands: Commands) -> None:
     )
     try:
         for command in plan:
-            await commands.run(command, hear=hear, look=look, env={"TMPDIR": str(downloads)})
-        step = "engine 4/4: compiling"
+            await commands.run(command, hear=building.hear, look=building.look, env={"TMPDIR": str(downloads)})
+        building.step = COMPILING
         # pip would compile all 19,000 files, one after the other; these are the ones that are imported.
         compile_ = (python, "-m", "compileall", "-qq", "-j", "0", "-x", _NEVER_IMPORTED, str(engine / "lib"))
         with contextlib.suppress(CannotStart):  # templates that are no Python; what was not compiled loads slower
-            await commands.run(compile_, look=look)
+            await commands.run(compile_, look=building.look)
     finally:
         shutil.rmtree(downloads, ignore_errors=True)
     draft = engine / f"{_MARKER}.{os.getpid()}"

@@ -11,6 +11,7 @@ from rich.status import Status
 
 _PLAIN_EVERY_S: Final = 5.0
 _MB: Final = 1_000_000
+_SHARE_TO_JUDGE: Final = 0.03
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,14 +21,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     done_bytes: int = 0
     total_bytes: int = 0  # an estimate; 0 = unknown
     elapsed_s: float = 0.0
+    share: float | None = None  # of the whole time, 0.0 to 1.0; None = as the bytes say
 
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the rate so far; None while that cannot be said."""
-        if self.total_bytes <= 0 or self.done_bytes <= 0 or self.elapsed_s < 1.0:
+        share = self.share
+        if share is None:
+            share = self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+        if share < _SHARE_TO_JUDGE or self.elapsed_s < 1.0:
             return None
-        left = max(0, self.total_bytes - self.done_bytes)
-        return self.elapsed_s * left / self.done_bytes
+        return self.elapsed_s * max(0.0, 1.0 - share) / share
 
     def __str__(self) -> str:
         parts = [self.step]

@@ -1,6 +1,7 @@
 """The stack's databases: taken from REDIS_URL and DATABASE_URL, or embedded and kept running."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -11,7 +12,7 @@ from pdgate.services import Service, ServiceError, start_postgres, start_valkey
 
 _LOOK_EVERY_S: Final = 0.5
 _RETRY_S: Final = 2.0
-_STOP_S: Final = 0.6
+_STOP_S: Final = 1.0
 
 
 class Servers:
@@ -76,10 +77,11 @@ class Servers:
 
     def stop(self) -> None:
         """Stop both cleanly, or kill what takes too long."""
+        deadline = time.monotonic() + _STOP_S
         for service in self._services.values():
             service.process.send_signal(service.stop_signal)
         for service in self._services.values():
-            service.stop(_STOP_S)
+            service.stop(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """End the threads; call when no server runs any more."""

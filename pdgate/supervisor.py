@@ -18,8 +18,8 @@ _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 10.0
 _STEADY_AFTER_S: Final = 30.0
 STAGE_GATEWAY, STAGE_SERVING, STAGE_BILLING = 0, 1, 2
-GRACE_S: Final[Sequence[float]] = (2.0, 1.2, 0.8)
-"""Seconds each stage may take to stop: gateway (settles what runs), workers and scheduler, billing."""
+STOPPED_AFTER_S: Final[Sequence[float]] = (1.8, 2.8, 3.4)
+"""Seconds after which each stage is killed: gateway (settles what runs), workers and scheduler, billing."""
 
 
 def describe_exit(code: int) -> str:
@@ -90,8 +90,9 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop every child, stage by stage; what outlasts its stage is killed."""
         self._stopping.set()
-        for stage, grace_s in enumerate(GRACE_S):
-            await self._stop_stage(stage, grace_s)
+        began = asyncio.get_running_loop().time()
+        for stage, after_s in enumerate(STOPPED_AFTER_S):
+            await self._stop_stage(stage, began + after_s)
 
     def kill(self) -> None:
         """Kill every child and its children at once."""
@@ -99,12 +100,12 @@ class Supervisor:
         for name in list(self._running):
             self._signal(name, signal.SIGKILL)
 
-    async def _stop_stage(self, stage: int, grace_s: float) -> None:
+    async def _stop_stage(self, stage: int, deadline: float) -> None:
         names = [name for name, (spec, _) in self._running.items() if spec.stage == stage]
         for name in names:
             self._signal(name, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout_at(deadline):
                 for name in names:
                     await self._gone[name].wait()
         for name in names:

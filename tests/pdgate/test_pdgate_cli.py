@@ -52,10 +52,9 @@ def test_every_command_explains_itself(path):
     assert "Usage:" in result.output
 
 
-def test_the_commands_that_work_are_there_and_no_others():
-    assert {path[0] for path in COMMANDS if path} == {
-        "doctor", "engine", "keys", "models", "orgs", "prices", "reconcile", "up", "usage", "workers",
-    }  # fmt: skip
+def test_the_commands_users_lean_on_are_there():
+    outside_names = {"doctor", "keys", "models", "orgs", "prices", "reconcile", "up", "usage", "workers"}
+    assert outside_names <= {path[0] for path in COMMANDS if path}
 
 
 def test_an_organisation_gets_keys_that_can_be_revoked(run, redis_url):
