@@ -64,6 +64,7 @@ def plan(
     hardware: Annotated[Path | None, typer.Option(help="Your accelerators, TOML.")] = None,
     fit: Annotated[Path | None, typer.Option(help="Your fitted factors, TOML.")] = None,
     other_hardware: Annotated[bool, typer.Option(help="Try other GPUs for decode at the same price.")] = False,
+    simulation: Annotated[bool, typer.Option(help="Play the fleets under the production policy too.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the scheduler's starting configuration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -106,7 +107,9 @@ def plan(
         )
         errors = Console(stderr=True)
         with errors.status("planning") as status:
-            answer = make_plan(question, with_surface=html is not None, progress=status.update)
+            answer = make_plan(
+                question, with_simulation=simulation, with_surface=html is not None, progress=status.update
+            )
         for file, text in (
             (html, html_report(answer, workload) if html else ""),
             (write, scheduler_toml(answer) if write else ""),

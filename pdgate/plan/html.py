@@ -6,7 +6,7 @@ from html import escape
 from pdgate.plan.decide import WORTH
 from pdgate.plan.plan import Plan
 from pdgate.plan.svg import Line, bars, lines, shade
-from pdgate.plan.text import HEADLINES, money_lines, share, targets, traffic, workers
+from pdgate.plan.text import HEADLINES, money_lines, share, simulation, targets, traffic, workers
 from pdgate.plan.workload import Workload
 
 CURVE_POINTS = 60
@@ -60,6 +60,9 @@ def _run(plan: Plan) -> Iterable[str]:
     yield f"<h2>Expected: {seen.attainment:.1%} of the requests meet both targets</h2>"
     yield _table(["", "P50", "P95", "P99"], rows)
     yield "".join(f"<p>{escape(line)}</p>" for line in money_lines(plan))
+    if plan.simulation is not None:
+        words = simulation(plan.simulation)
+        yield f"<p>{escape(words[0].upper() + words[1:])}.</p>"
     yield f'<p class="note">Runs out first: {escape(plan.binding)}.</p>'
 
 

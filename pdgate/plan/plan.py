@@ -11,6 +11,7 @@ from pdgate.plan.compare import Ask, Option
 from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
 from pdgate.plan.fleet import Setting
 from pdgate.plan.money import Money, PerMillion, Prices
+from pdgate.plan.played import Agreement, agreement_of
 from pdgate.plan.portrait import Portrait, portray
 from pdgate.plan.sensitivity import Sensitivity, SurfacePoint, sensitivity_of, surface_of
 from pdgate.plan.shapes import Kind
@@ -81,6 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     smallest_split: Smallest | None
     money: Money | None
     workload: Portrait
+    simulation: Agreement | None  # None = not asked for
     sensitivity: Sensitivity | None
     surface: list[SurfacePoint]
     assumptions: list[str]
@@ -88,9 +90,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    question: Question, *, with_surface: bool = False, progress: Callable[[str], None] = lambda _: None
+    question: Question,
+    *,
+    with_simulation: bool = True,
+    with_surface: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Return the plan for a question.
+
+    Args:
+        question: what to plan for.
+        with_simulation: also play the fleets under the production policy.
+        with_surface: also compute the break-even surface.
+        progress: told what is being done.
 
     Raises:
         WorkloadError: the question cannot be answered as asked (too many kinds of GPU, a bad network).
@@ -121,15 +133,17 @@ def make_plan(
         alternatives=question.alternatives,
     )
     choice = decide(ask, traffics, setting, progress)
+    simulation = agreement_of(workload, setting, choice, progress) if with_simulation else None
     sensitivity = sensitivity_of(ask, traffics, setting, choice, progress)
     surface = surface_of(ask, traffics, setting, choice, progress) if with_surface else []
-    return _answer(question, workload, choice, sensitivity, surface)
+    return _answer(question, workload, choice, simulation, sensitivity, surface)
 
 
 def _answer(
     question: Question,
     workload: Workload,
     choice: Choice,
+    simulation: Agreement | None,
     sensitivity: Sensitivity | None,
     surface: list[SurfacePoint],
 ) -> Plan:
@@ -170,6 +184,7 @@ def _answer(
         smallest_split=choice.smallest_split,
         money=choice.money,
         workload=portray(workload),
+        simulation=simulation,
         sensitivity=sensitivity,
         surface=surface,
         assumptions=_assumptions(question, workload),
@@ -190,7 +205,6 @@ def _assumptions(question: Question, workload: Workload) -> list[str]:
         f"engine {question.engine}: {front_ms:.0f} ms of an unloaded request's TTFT are outside the GPU's work",
         f"a prompt mixed into decode steps costs {question.mixing:g} times its cost alone",
         f"{question.attainment:.0%} of the requests meet both targets; TPOT is a request's mean gap",
-        "latencies come from a closed form; this release has no simulation to check them against",
     ]
     if question.kv == "fp8":
         known.append("an FP8 cache changes answers slightly: measure quality on your own tasks before you rely on it")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdgate.plan.plan import Plan
+from pdgate.plan.played import Agreement
 
 HEADLINES = {
     "split": "SPLIT prefill and decode",
@@ -36,6 +37,8 @@ def print_plan(plan: Plan, console: Console) -> None:
             f"rule of thumb: prefill load that keeps TTFT {plan.rule.rho:.2f} {sign} (1 - d0/TPOT)/kappa "
             f"{plan.rule.limit:.2f}: a split {'pays' if plan.rule.pays else 'does not pay'}, whole workers aside"
         )
+    if plan.simulation is not None:
+        console.print(simulation(plan.simulation))
     if plan.goodput_gain is not None and plan.sensitivity is not None:
         low, high = share(plan.goodput_gain_low), share(plan.goodput_gain_high)
         console.print(
@@ -48,6 +51,17 @@ def print_plan(plan: Plan, console: Console) -> None:
     for line in money_lines(plan):
         console.print(line)
     console.print("\n[dim]" + "; ".join(plan.assumptions) + "[/dim]")
+
+
+def simulation(found: Agreement) -> str:
+    """What the simulation says, in words."""
+    if not found.fleets:
+        return f"simulation: not played ({found.why})"
+    if not found.agree:
+        return f"simulation and closed form differ: {found.why}"
+    seen = "; ".join(f"{f.workers} {f.simulated:.1%} (closed form {f.closed_form:.1%})" for f in found.fleets)
+    gain = f", gain {share(found.gain_simulated)}" if found.gain_simulated is not None else ""
+    return f"simulation of {found.requests} requests under the production policy agrees: {seen}{gain}"
 
 
 def targets(plan: Plan) -> str:

@@ -13,7 +13,18 @@ from pdgate.plan.command import parse_target
 from pdgate.plan.described import DATA
 from pdgate.plan.workload import WorkloadError
 
-QUICK = ["plan", "--rate", "8", "--prompt-tokens", "1000", "--output-tokens", "200", "--weights", "fp8"]
+QUICK = [
+    "plan",
+    "--rate",
+    "8",
+    "--prompt-tokens",
+    "1000",
+    "--output-tokens",
+    "200",
+    "--weights",
+    "fp8",
+    "--no-simulation",
+]
 
 
 def run(*arguments):
@@ -23,11 +34,12 @@ def run(*arguments):
 
 
 def test_json_has_the_promised_keys():
-    found = json.loads(run(*QUICK, "--slo", "ttft=2s,tpot=30ms", "--gpus", "8xH100", "--json"))
+    found = json.loads(run(*QUICK[:-1], "--slo", "ttft=2s,tpot=30ms", "--gpus", "8xH100", "--json"))
     assert found["verdict"] in ("split", "unified", "mixed", "infeasible")
     assert {"prefill", "decode", "unified"} <= found.keys()
     assert isinstance(found["goodput_gain"], float)
     assert found["cost_per_million"].keys() == {"prefill_computed", "prefill_cached", "decode"}
+    assert found["simulation"]["agree"] or found["simulation"]["why"]
     assert found["target"] == {"ttft_ms": 2000.0, "tpot_ms": 30.0}
 
 
@@ -41,14 +53,16 @@ def test_text_fits_a_screen_and_leads_with_the_verdict(monkeypatch):
 
 def test_a_trace_is_stretched_to_the_rate():
     trace = DATA / "AzureLLMInferenceTrace_code.csv.xz"
-    found = json.loads(run("plan", "--trace", str(trace), "--rate", "12", "--model", "llama-3-8b", "--json"))
+    found = json.loads(
+        run("plan", "--trace", str(trace), "--rate", "12", "--model", "llama-3-8b", "--no-simulation", "--json")
+    )
     assert found["planned_rps"] == pytest.approx(12)
     assert found["workload"]["prompt"]["mean"] == pytest.approx(2048, abs=1)
 
 
 def test_the_html_report_is_self_contained_and_well_formed(tmp_path):
     page = tmp_path / "report.html"
-    run("plan", "--preset", "rag", "--model", "qwen3-32b", "--weights", "fp8", "--html", str(page))
+    run("plan", "--preset", "rag", "--model", "qwen3-32b", "--weights", "fp8", "--no-simulation", "--html", str(page))
     text = page.read_text()
     plots = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
     assert len(plots) >= 4

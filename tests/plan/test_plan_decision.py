@@ -16,7 +16,17 @@ GPUS = accelerators()
 CHAT = Description(rate_rps=10, prompt_tokens=1155, output_tokens=211, sample=1000)
 
 
-def plan_of(load=CHAT, *, model="llama-3-70b", gpus="8xH100", ttft_ms=1000.0, tpot_ms=30.0, surface=False, **asked):
+def plan_of(
+    load=CHAT,
+    *,
+    model="llama-3-70b",
+    gpus="8xH100",
+    ttft_ms=1000.0,
+    tpot_ms=30.0,
+    surface=False,
+    simulation=False,
+    **asked,
+):
     question = Question(
         workload=sample(load) if isinstance(load, Description) else load,
         shape=find_model(model).shape,
@@ -26,7 +36,7 @@ def plan_of(load=CHAT, *, model="llama-3-70b", gpus="8xH100", ttft_ms=1000.0, tp
         target=SloTarget(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
         **asked,
     )
-    return make_plan(question, with_surface=surface)
+    return make_plan(question, with_simulation=simulation, with_surface=surface)
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +190,27 @@ def test_the_surface_covers_prompt_lengths_and_fleets():
 def test_the_same_question_gets_the_same_answer(tight):
     again = plan_of(prices=Prices(prefill_computed=1.0, prefill_cached=0.2, decode=4.0), network_per_hour=2.0)
     assert again == tight
+
+
+def test_simulation_and_closed_form_agree_where_neither_is_near_its_limit():
+    found = plan_of(msgspec.structs.replace(CHAT, rate_rps=9, sample=600), simulation=True).simulation
+    assert found.agree
+    assert not found.why
+    assert found.requests == 600
+    for fleet in found.fleets:
+        assert fleet.simulated == pytest.approx(fleet.closed_form, abs=0.05)
+    assert found.gain_simulated >= WORTH
+    assert found.gain_closed_form >= WORTH
+
+
+def test_the_report_says_why_it_did_not_simulate():
+    offline = plan_of(ttft_ms=None, tpot_ms=None, simulation=True).simulation
+    assert not offline.agree
+    assert "without targets" in offline.why
+
+
+def test_simulated_blocks_hold_the_prefixes_of_the_traffic():
+    """Prefix hits must count alike in both, whatever the traffic's block size."""
+    load = msgspec.structs.replace(CHAT, prefix_reuse=0.5, prompt_tokens=4000, rate_rps=3, sample=600)
+    found = plan_of(load, ttft_ms=3000.0, simulation=True).simulation
+    assert found.agree, found.why
