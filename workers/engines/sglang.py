@@ -33,6 +33,7 @@ log = structlog.get_logger()
 
 EXIT_ENGINE_DIED = 70
 POLL_S = 0.1
+SCRATCH = "pdgate-engine-"
 
 
 class SglangEngine:
@@ -45,7 +46,8 @@ class SglangEngine:
         self._accelerator = bool(torch.accelerator.is_available())
         variables = environment(options, accelerator=self._accelerator, inherited=os.environ)
         # SGLang's sockets and metrics files go here, so that nothing stays behind.
-        self._scratch = tempfile.mkdtemp(prefix="pdgate-engine-")
+        _remove_scratch_of_the_dead()
+        self._scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
         os.environ.update(variables, TMPDIR=self._scratch)
         tempfile.tempdir = None  # read TMPDIR again
         sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(":") if path not in sys.path]
@@ -237,6 +239,14 @@ class SglangEngine:
         if computed != self._prefill_tokens:
             self._prefill_tokens = computed
             self._chunks_seen += 1
+
+
+def _remove_scratch_of_the_dead() -> None:
+    """Remove the folders of workers that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
+        pid = folder.name.removeprefix(SCRATCH).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ from contracts.lifecycle import Role
 
 CPU_FOLDER = Path(__file__).parent / "sglang_cpu"
 FAULTS_VARIABLE = "PDGATE_SGLANG_FAULTS_FILE"
-CPU_TOKENS = 16_384
+CPU_TOKENS = 8_192
 CPU_RUNNING = 32
 CPU_CHUNK_TOKENS = 512
 # The longest normal silence. On a CPU: one prefill chunk of a 135M model while neighbours use the cores.
@@ -80,7 +80,9 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int)
             "device": "cpu",
             "attention_backend": "torch_native",
             "dtype": "float32",
-            "mem_fraction_static": 0.1,
+            # max_total_tokens decides. A small fraction of what was free at start would shrink it further
+            # whenever a neighbour starts at the same time.
+            "mem_fraction_static": 0.9,
             "max_total_tokens": CPU_TOKENS,
             "max_running_requests": CPU_RUNNING,
             "chunked_prefill_size": CPU_CHUNK_TOKENS,
