@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from contracts.catalog import Catalog, read_catalog
 from migrations.upgrade import upgrade
 from pdgate.services import start_postgres, start_valkey
+from tests.engines import Engines, running_engines
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -131,3 +132,10 @@ def catalog_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def catalog(catalog_file: Path) -> Catalog:
     return read_catalog(catalog_file)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """The real prefill, decode and unified workers; booted once per run."""
+    with running_engines(tmp_path_factory.mktemp("engines")) as workers:
+        yield workers

@@ -1,130 +1,26 @@
 """The real SGLang: a prefill and a decode worker with a real KV hand-off, beside a unified one.
 
-Three worker processes with a tiny random model are started once for the module. Everything goes
-through their gRPC calls, as a gateway and a scheduler would do it.
+Everything goes through the workers' gRPC calls, as a gateway and a scheduler would do it. The last
+tests end two of the workers that the whole run shares: this file's tests are the last that use them.
 """
 
 import asyncio
-import os
 import signal
-import subprocess
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
-from redis import Redis
-from tokenizers import Tokenizer
 
-from contracts.keys import worker_lease
 from contracts.lifecycle import FinishReason, Phase
-from contracts.wire import Attempt, Registration, counts_from_pb
-from pdgate.engine import find_library
-from tests.processes import engine_python
+from contracts.wire import Attempt, counts_from_pb
+from tests.engines import PEER_TIMEOUT_S, ROLES, TEXTS, Engines
 from tests.workers.peers import Answer, Gateway, Leader, new_attempt, pair_submits, submit_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-REPOSITORY = Path(__file__).parents[2]
-BOOT_S = 420.0
-PEER_TIMEOUT_S = 15
-ROLES = ("prefill", "decode", "unified")
 EXIT_ENGINE_DIED = 70
-TEXTS = (
-    "What is the capital of France?",
-    "The quick brown fox jumps over",
-    "Once upon a time, in a small village near the sea, there lived",
-    "def fibonacci(n):\n    ",
-    "List of planets in the solar system: " * 12,
-)
-
-
-class EngineWorker:
-    """One worker process and what its lease says."""
-
-    def __init__(self, process: subprocess.Popen, registration: Registration, log: Path) -> None:
-        self.process = process
-        self.registration = registration
-        self.log = log
-        self.address = registration.address
-        self.epoch = registration.epoch
-        self.bootstrap = (registration.bootstrap_host, registration.bootstrap_port)
-
-
-class Engines:
-    """The three workers, the control file and the tokenizer."""
-
-    def __init__(self, workers: dict[str, EngineWorker], faults: Path, tokenizer: Tokenizer) -> None:
-        self.prefill, self.decode, self.unified = (workers[role] for role in ROLES)
-        self.faults = faults
-        self.prompts = [tokenizer.encode(text).ids for text in TEXTS]
-
-
-def tiny_model() -> Path:
-    models = Path(os.environ.get("PDGATE_MODELS_DIR", REPOSITORY / ".pdgate/models"))
-    if not (models / "tiny" / "config.json").exists():
-        pytest.fail(f"{models / 'tiny'} is missing: run `pdgate engine install`, or set PDGATE_MODELS_DIR")
-    return models / "tiny"
-
-
-def start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path) -> subprocess.Popen:
-    python = engine_python()
-    library = find_library(Path(python).parents[2])
-    environment = {
-        **os.environ,
-        **({"LD_LIBRARY_PATH": str(library.parent)} if library else {}),
-        "PYTHONPATH": str(REPOSITORY),
-        "WORKER_ID": f"engine-{role}",
-        "WORKER_POOL": "tiny",
-        "WORKER_ROLE": role,
-        "WORKER_ENGINE": "sglang",
-        "WORKER_REDIS_URL": redis_url,
-        "WORKER_CATALOG": str(catalog_file),
-        "WORKER_MODEL_PATH": str(model),
-        "WORKER_FAULTS_FILE": str(folder / "faults"),
-        "WORKER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
-    }
-    with (folder / f"{role}.log").open("wb") as log:
-        return subprocess.Popen(
-            [python, "-m", "workers"], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-
-
-def await_lease(redis: Redis, role: str, process: subprocess.Popen, log: Path, deadline: float) -> Registration:
-    while (raw := redis.get(worker_lease("tiny", f"engine-{role}"))) is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"the {role} worker did not start (exit {process.poll()}):\n{log.read_text()[-4000:]}")
-        time.sleep(0.1)
-    return msgspec.msgpack.decode(raw, type=Registration)
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory, valkey_url, catalog_file) -> Iterator[Engines]:
-    folder, model = tmp_path_factory.mktemp("engines"), tiny_model()
-    processes: dict[str, subprocess.Popen] = {}
-    redis = Redis.from_url(valkey_url)
-    try:
-        for role in ROLES:
-            processes[role] = start(role, folder=folder, redis_url=valkey_url, catalog_file=catalog_file, model=model)
-        deadline = time.monotonic() + BOOT_S
-        workers = {}
-        for role, process in processes.items():
-            log = folder / f"{role}.log"
-            workers[role] = EngineWorker(process, await_lease(redis, role, process, log, deadline), log)
-        yield Engines(workers, folder / "faults", Tokenizer.from_file(str(model / "tokenizer.json")))
-    finally:
-        redis.close()
-        for process in processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in processes.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+LEADER_EPOCH = 1_000_000  # above that of every scheduler that ran on these workers before
 
 
 class Client:
@@ -145,10 +41,10 @@ class Client:
 
     def pair_submits(self, prompt: list[int], attempt: Attempt, **fields):
         fields["gateway_id"] = self.name
-        return pair_submits(self.engines.prefill, self.engines.decode, prompt, attempt, **fields)
+        return pair_submits(self.engines.prefill, self.engines.decode, prompt, attempt, epoch=LEADER_EPOCH, **fields)
 
     def unified_submit(self, prompt: list[int], **fields):
-        return submit_of(self.engines.unified, prompt, gateway_id=self.name, **fields)
+        return submit_of(self.engines.unified, prompt, gateway_id=self.name, epoch=LEADER_EPOCH, **fields)
 
     async def pair(self, prompt: list[int], **fields) -> tuple[Answer, Answer]:
         """Run one request through the pair: (prefill's answer, decode's answer)."""
@@ -181,7 +77,7 @@ async def client_of(engines: Engines) -> AsyncIterator[Client]:
     async with asyncio.TaskGroup() as tasks:
         name = str(new_attempt().rid)
         gateways = {role: Gateway(w.address, gateway_id=name) for role, w in workers.items()}
-        leaders = {role: Leader(w.address) for role, w in workers.items()}
+        leaders = {role: Leader(w.address, epoch=LEADER_EPOCH) for role, w in workers.items()}
         for role, worker in workers.items():
             await leaders[role].open(tasks)
             await gateways[role].attach(tasks, epoch=worker.epoch)

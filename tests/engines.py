@@ -1,0 +1,147 @@
+"""The real SGLang for tests: a prefill and a decode worker, and a unified one to compare with.
+
+Three worker processes with a tiny random model, started once per run on a Valkey of their own, so
+that emptying the other one takes nobody's lease away. The pair serves the model `tiny`; the unified
+worker is a pool of its own, the model `reference`.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from redis import Redis
+from tokenizers import Tokenizer
+
+from contracts.keys import worker_lease
+from contracts.wire import Registration
+from pdgate.engine import find_library
+from pdgate.services import start_valkey
+from tests.processes import REPOSITORY, engine_python
+
+BOOT_S = 420.0
+PEER_TIMEOUT_S = 15
+ROLES = ("prefill", "decode", "unified")
+POOL_OF = {"prefill": "tiny", "decode": "tiny", "unified": "reference"}
+TEXTS = (
+    "What is the capital of France?",
+    "The quick brown fox jumps over",
+    "Once upon a time, in a small village near the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "List of planets in the solar system: " * 12,
+)
+
+_MODEL = """
+[models.NAME]
+tokenizer = "tiny"
+context_tokens = 2048
+default_max_tokens = 256
+[models.NAME.price]
+prefill_computed = "0.10"
+prefill_cached = "0.02"
+decode = "0.40"
+[models.NAME.tiers.default]
+ttft_ms = 4000
+tpot_ms = 400
+"""
+
+
+class EngineWorker:
+    """One worker process and what its lease says."""
+
+    def __init__(self, process: subprocess.Popen, registration: Registration, log: Path) -> None:
+        self.process = process
+        self.registration = registration
+        self.log = log
+        self.address = registration.address
+        self.epoch = registration.epoch
+        self.bootstrap = (registration.bootstrap_host, registration.bootstrap_port)
+
+
+class Engines:
+    """The three workers, and what a stack in front of them needs."""
+
+    def __init__(
+        self, workers: dict[str, EngineWorker], *, folder: Path, redis_url: str, catalog_file: Path, model: Path
+    ) -> None:
+        self.prefill, self.decode, self.unified = (workers[role] for role in ROLES)
+        self.faults = folder / "faults"
+        self.redis_url = redis_url
+        self.catalog_file = catalog_file
+        self.models_dir = model.parent
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.prompts = [tokenizer.encode(text).ids for text in TEXTS]
+
+
+def _tiny_model() -> Path:
+    models = Path(os.environ.get("PDGATE_MODELS_DIR", REPOSITORY / ".pdgate/models"))
+    if not (models / "tiny" / "config.json").exists():
+        pytest.fail(f"{models / 'tiny'} is missing: run `pdgate engine install`, or set PDGATE_MODELS_DIR")
+    return models / "tiny"
+
+
+def _start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path) -> subprocess.Popen:
+    python = engine_python()
+    library = find_library(Path(python).parents[2])
+    environment = {
+        **os.environ,
+        **({"LD_LIBRARY_PATH": str(library.parent)} if library else {}),
+        "PYTHONPATH": str(REPOSITORY),
+        "WORKER_ID": f"engine-{role}",
+        "WORKER_POOL": POOL_OF[role],
+        "WORKER_ROLE": role,
+        "WORKER_ENGINE": "sglang",
+        "WORKER_REDIS_URL": redis_url,
+        "WORKER_CATALOG": str(catalog_file),
+        "WORKER_MODEL_PATH": str(model),
+        "WORKER_FAULTS_FILE": str(folder / "faults"),
+        "WORKER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+    }
+    with (folder / f"{role}.log").open("wb") as log:
+        return subprocess.Popen(
+            [python, "-m", "workers"], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _await_lease(redis: Redis, role: str, process: subprocess.Popen, log: Path, deadline: float) -> Registration:
+    while (raw := redis.get(worker_lease(POOL_OF[role], f"engine-{role}"))) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"the {role} worker did not start (exit {process.poll()}):\n{log.read_text()[-4000:]}")
+        time.sleep(0.1)
+    return msgspec.msgpack.decode(raw, type=Registration)
+
+
+@contextmanager
+def running_engines(folder: Path) -> Iterator[Engines]:
+    """Start the three workers below `folder`, and stop them at the end."""
+    model = _tiny_model()
+    catalog_file = folder / "models.toml"
+    catalog_file.write_text("".join(_MODEL.replace("NAME", name) for name in ("tiny", "reference")))
+    valkey = start_valkey(folder / "valkey")
+    redis = Redis.from_url(valkey.url)
+    processes: dict[str, subprocess.Popen] = {}
+    try:
+        for role in ROLES:
+            processes[role] = _start(role, folder=folder, redis_url=valkey.url, catalog_file=catalog_file, model=model)
+        deadline = time.monotonic() + BOOT_S
+        workers = {}
+        for role, process in processes.items():
+            log = folder / f"{role}.log"
+            workers[role] = EngineWorker(process, _await_lease(redis, role, process, log, deadline), log)
+        yield Engines(workers, folder=folder, redis_url=valkey.url, catalog_file=catalog_file, model=model)
+    finally:
+        redis.close()
+        for process in processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        valkey.stop()
