@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -149,8 +149,7 @@ class Gateway:
                 yield
             finally:
                 await self._drain()
-                for task in running:
-                    task.cancel()
+                await _end(running)
         self.settlement.close()
         await self._lease.release()
         self.workshop.close()
@@ -178,6 +177,15 @@ def _redis(url: str, *, connections: int, timeout_s: float) -> Redis:
         url, max_connections=connections, timeout=timeout_s, socket_timeout=timeout_s, socket_connect_timeout=1.0
     )
     return Redis.from_pool(pool)
+
+
+async def _end(running: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they end: `wait_for` of Python 3.11, inside redis-py, can swallow a cancellation."""
+    pending = set(running)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.2)
 
 
 async def _keep(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -3,10 +3,18 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from gateway_rig import Rig, running_rig
 
 from contracts.catalog import Catalog
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_stays_up() -> None:
+    """Hold one reference to grpc.aio: dropping the last one joins its polling thread, from wherever
+    the garbage collector happens to run, and that can block between two tests' event loops."""
+    grpc.aio.init_grpc_aio()
 
 
 @pytest.fixture
