@@ -19,7 +19,7 @@ from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffBudget, HandOffTimers
 from scheduler.registry import WorkerRegistry
-from scheduler.worker import Worker
+from scheduler.worker import ChargeKey, Worker
 
 log = structlog.get_logger()
 
@@ -56,9 +56,9 @@ class Attempts:
         """Try those who wait."""
         self._dispatcher.wake()
 
-    def worker_reported(self, worker: Worker, report: pb.ControlReport) -> None:
-        """Take one report about an attempt."""
-        match report.WhichOneof("report"):
+    def worker_reported(self, worker: Worker, kind: str | None, report: pb.ControlReport) -> None:
+        """Take one report about an attempt. `kind` is the name of its set field."""
+        match kind:
             case "accepted":
                 self._accepted(worker, report.accepted)
             case "rejected":
@@ -75,7 +75,7 @@ class Attempts:
     def worker_lost(self, worker: Worker) -> None:
         """Every part on the worker is lost."""
         for rid, attempt, _ in list(worker.charges):
-            request = self._book.get(rid)
+            request = self._book.find(rid)
             if request is None or request.attempt != attempt:
                 continue
             lost = [part for part in request.parts.values() if part.worker is worker and not part.ended]
@@ -99,10 +99,12 @@ class Attempts:
         present = {_names(running.id) for running in inventory.running}
         present |= {_names(final.id) for final in inventory.finals}
         for key in worker.charges.keys() - present:
-            worker.release(key)
             rid, attempt, sample = key
-            request = self._book.get(rid)
-            if request is None or request.attempt != attempt or request.placing:
+            request = self._book.find(rid)
+            if request is not None and request.placing and request.attempt == attempt:
+                continue  # not submitted yet
+            worker.release(key)
+            if request is None or request.attempt != attempt:
                 continue
             gone = [p for p in request.parts.values() if p.worker is worker and p.sample == sample and not p.ended]
             for part in gone:
@@ -115,6 +117,8 @@ class Attempts:
                 part.state = PartState.ACCEPTED
                 request.asked_gateway = False
                 self._dispatcher.charge(request, part)
+            if request.terminal or request.stop_requested:
+                self._dispatcher.stop_parts(request, "ended")
         elif rid_from_bytes(running.id.rid) not in undecided:
             self._registry.send(worker, pb.ControlCommand(abort=pb.Abort(id=running.id, reason="orphan")))
 
@@ -131,7 +135,7 @@ class Attempts:
 
     def _find(self, worker: Worker, name: pb.AttemptId, phase: pb.Phase) -> tuple[Request | None, Part | None]:
         """Return the request and, if the message is about its current attempt on this worker, the part."""
-        request = self._book.get(rid_from_bytes(name.rid))
+        request = self._book.find(name.rid)
         if request is None or request.attempt != name.attempt:
             return request, None
         known = PHASE_FROM_PB.get(phase)
@@ -310,5 +314,5 @@ class Attempts:
                 self.hand_off_failed(request, "timer")
 
 
-def _names(name: pb.AttemptId) -> tuple[str, int, int]:
-    return rid_from_bytes(name.rid), name.attempt, name.sample
+def _names(name: pb.AttemptId) -> ChargeKey:
+    return name.rid, name.attempt, name.sample

@@ -118,7 +118,7 @@ class Request:
 
     def key(self, sample: int) -> ChargeKey:
         """Return the name under which workers charge a sample of the current attempt."""
-        return self.submit.rid, self.attempt, sample
+        return self.rid_bytes, self.attempt, sample
 
     def view(self) -> RequestView:
         """Return the request as policy sees it."""
@@ -156,10 +156,11 @@ class Request:
 
 
 class Book:
-    """All unsettled requests by id."""
+    """All unsettled requests, by the id in Redis (text) and on the wire (16 bytes)."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
+        self._by_bytes: dict[bytes, Request] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -174,10 +175,18 @@ class Book:
         """Return a request, or None when it is not known or settled."""
         return self._requests.get(rid)
 
+    def find(self, rid: bytes) -> Request | None:
+        """Return a request by the 16 bytes of its id."""
+        return self._by_bytes.get(rid)
+
     def add(self, request: Request) -> None:
         """Take a request in."""
         self._requests[request.rid] = request
+        self._by_bytes[request.rid_bytes] = request
 
     def remove(self, rid: str) -> Request | None:
         """Forget a request and return it."""
-        return self._requests.pop(rid, None)
+        request = self._requests.pop(rid, None)
+        if request is not None:
+            del self._by_bytes[request.rid_bytes]
+        return request

@@ -14,6 +14,7 @@ States are those of contracts.lifecycle:
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -88,6 +89,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._seq = 0
         self._blocked_by: Reason | None = None
+        self._placements: Counter[tuple[str, str]] = Counter()  # not counted in the metric yet
         self._settled: dict[str, tuple[Worker, list[bytes]]] = {}
 
     # -- arrivals ----------------------------------------------------------------------------------
@@ -264,9 +266,7 @@ class Dispatcher:
                 reason=request.reason,
             ),
         )
-        self._instruments.placements.add(
-            1, {"pool": self._pool, "path": request.path.value, "reason": request.reason.value}
-        )
+        self._placements[request.path.value, request.reason.value] += 1
         if request.attempt == 1:
             written_ms = int(request.entry_id.partition(b"-")[0])
             self._instruments.queue_wait(max(0, self._now_unix_ms() - written_ms), pool=self._pool)
@@ -432,6 +432,9 @@ class Dispatcher:
             if why is not None:
                 self.refuse_for(request, why)
         self.wake()
+        for (path, reason), number in self._placements.items():
+            self._instruments.placements.add(number, {"pool": self._pool, "path": path, "reason": reason})
+        self._placements.clear()
         settled, self._settled = self._settled, {}
         for worker, rids in settled.values():
             for rid in rids:

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from contracts import keys
 from contracts.wire import FIELD
+from scheduler.resp import RespConnection
 
 log = structlog.get_logger()
 
@@ -28,8 +29,9 @@ Entry = tuple[bytes, bytes]
 class Inbox:
     """One scheduler's reading of one pool's inbox."""
 
-    def __init__(self, redis: Redis, pool: str, scheduler_id: str) -> None:
+    def __init__(self, redis: Redis, reader: RespConnection, pool: str, scheduler_id: str) -> None:
         self._redis = redis
+        self._reader = reader  # used by the blocking read alone
         self._key = keys.inbox(pool)
         self._group = keys.CONSUMER_GROUP_SCHEDULER
         self._consumer = scheduler_id
@@ -77,8 +79,18 @@ class Inbox:
     async def read(self, block_s: float) -> list[Entry]:
         """Return new entries, waiting up to `block_s` for the first."""
         try:
-            answer: Any = await self._redis.xreadgroup(
-                self._group, self._consumer, {self._key: ">"}, count=_READ_BATCH, block=int(block_s * 1000)
+            answer: Any = await self._reader.call(
+                "XREADGROUP",
+                "GROUP",
+                self._group,
+                self._consumer,
+                "COUNT",
+                _READ_BATCH,
+                "BLOCK",
+                int(block_s * 1000),
+                "STREAMS",
+                self._key,
+                ">",
             )
         except ResponseError as error:
             if "NOGROUP" not in str(error):
@@ -86,7 +98,8 @@ class Inbox:
             log.warning("inbox_group_missing", pool=self._pool)
             await self.ensure_group()
             return []
-        return [entry for _, rows in answer or () for entry in _entries(rows)]
+        rows = answer[0][1] if answer else ()
+        return [(entry_id, _field_of(fields)) for entry_id, fields in rows]
 
     async def missing(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """Return those of the entries that are not pending any more: somebody settled them."""
@@ -99,6 +112,12 @@ class Inbox:
     async def num_pending(self) -> int:
         """Return how many entries are unsettled."""
         return int((await self._redis.xpending(self._key, self._group))["pending"])
+
+
+def _field_of(flat: list[bytes] | None) -> bytes:
+    """Return the value of the field `d` in a flat list of names and values."""
+    names = flat or []
+    return next((names[i + 1] for i in range(0, len(names), 2) if names[i] == _FIELD), b"")
 
 
 def _entries(rows: Sequence[tuple[bytes, dict[bytes, bytes] | None]]) -> list[Entry]:

@@ -60,6 +60,7 @@ class LeaderLease:
 
     async def acquire(self, epoch_seen: Callable[[], int]) -> int:
         """Wait until this scheduler leads; return the epoch. `epoch_seen`: highest that workers know."""
+        away = False
         while True:
             asked_s = self._now_s()
             try:
@@ -70,9 +71,11 @@ class LeaderLease:
                             args=[self._scheduler_id, epoch_seen(), int(self._ttl_s * 1000)],
                         )
                     )
+                away = False
             except (RedisError, TimeoutError) as error:
-                log.warning("election_failed", pool=self._pool, error=str(error))
-                epoch = 0
+                if not away:
+                    log.warning("election_failed", pool=self._pool, error=str(error))
+                away, epoch = True, 0
             if epoch:
                 self.epoch = epoch
                 self._valid_until_s = asked_s + self._ttl_s

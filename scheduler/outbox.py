@@ -5,11 +5,11 @@ from collections import deque
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
 from contracts.wire import FIELD, Notice, encode
+from scheduler.resp import Argument, RespConnection
 
 log = structlog.get_logger()
 
@@ -20,14 +20,17 @@ _NOTICES_KEPT = 20_000
 _DEAD_LETTERS_KEPT = 1_000
 _OUTCOMES_KEPT = 100_000
 
-_Command = tuple[str | bytes | int, ...]
+_GATHER_S = 0.001
+"""No client waits for these writes, so a moment's worth leaves together."""
+
+_Command = tuple[Argument, ...]
 
 
 class Outbox:
     """The queue of one pool's writes. What does not fit is dropped and counted: all of it is repeatable."""
 
-    def __init__(self, redis: Redis, pool: str) -> None:
-        self._redis = redis
+    def __init__(self, connection: RespConnection, pool: str) -> None:
+        self._connection = connection
         self._pool = pool
         self._queue: deque[_Command] = deque()
         self._wake = asyncio.Event()
@@ -76,31 +79,20 @@ class Outbox:
         """Write until cancelled; while Redis is away, wait."""
         while True:
             await self._wake.wait()
+            await asyncio.sleep(_GATHER_S)
             self._wake.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
                 try:
-                    await self._write(batch)
+                    replies = await self._connection.call_all(batch)
                 except RedisError as error:
                     log.warning("outbox_waits", pool=self._pool, queued=len(self._queue), error=str(error))
                     self._queue.extendleft(reversed(batch))
                     await asyncio.sleep(_RETRY_S)
-
-    async def drain(self) -> None:
-        """Write what is queued now, once. For the end of a term."""
-        batch = list(self._queue)
-        self._queue.clear()
-        if batch:
-            await self._write(batch)
-
-    async def _write(self, batch: list[_Command]) -> None:
-        if len(batch) == 1:
-            await self._redis.execute_command(*batch[0])  # type: ignore[no-untyped-call]
-            return
-        pipeline = self._redis.pipeline(transaction=False)
-        for command in batch:
-            pipeline.execute_command(*command)
-        await pipeline.execute()
+                    continue
+                for command, reply in zip(batch, replies, strict=True):
+                    if isinstance(reply, ResponseError):
+                        log.warning("outbox_refused", pool=self._pool, command=command[0], error=str(reply))
 
     def _add(self, command: _Command) -> None:
         if len(self._queue) >= _MAX_QUEUED:

@@ -29,6 +29,7 @@ from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
+from scheduler.resp import RespConnection
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
 from scheduler.takeover import Takeover
@@ -36,6 +37,7 @@ from scheduler.takeover import Takeover
 log = structlog.get_logger()
 
 _BLOCK_S = 1.0
+_READ_PAUSE_S = 0.002
 _REDIS_RETRY_S = 0.2
 _UNHEARD_AFTER_S = 5.0
 """How long an ended request waits for its outcome before its inbox entry is looked up."""
@@ -112,6 +114,7 @@ class PoolScheduler:
         self.term = term = Term(
             self._redis,
             self.pool,
+            redis_url=self._settings.redis_url,
             scheduler_id=self._settings.id,
             lease=self.lease,
             registry=self.registry,
@@ -119,7 +122,10 @@ class PoolScheduler:
             limits=self._limits,
             timing=self._timing,
         )
-        await term.run()
+        try:
+            await term.run()
+        finally:
+            term.close()
 
 
 class Term:
@@ -130,6 +136,7 @@ class Term:
         redis: Redis,
         pool: str,
         *,
+        redis_url: str,
         scheduler_id: str,
         lease: LeaderLease,
         registry: WorkerRegistry,
@@ -146,15 +153,17 @@ class Term:
         self._outcomes_from = b"0-0"
         self._deposed = asyncio.Event()
         self.book = Book()
-        self.outbox = Outbox(redis, pool)
-        self.inbox = Inbox(redis, pool, scheduler_id)
+        self._connection = RespConnection(redis_url)
+        self._reader = RespConnection(redis_url)
+        self.outbox = Outbox(self._connection, pool)
+        self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0
         self.dispatcher = Dispatcher(
             pool,
             book=self.book,
             registry=registry,
             lease=lease,
-            write_ahead=WriteAhead(redis, pool, lease),
+            write_ahead=WriteAhead(self._connection, pool, lease),
             outbox=self.outbox,
             limits=limits,
             instruments=instruments,
@@ -204,6 +213,11 @@ class Term:
             tasks.create_task(self._tick())
             tasks.create_task(self._sweep())
 
+    def close(self) -> None:
+        """Close the term's connections, so that no blocked read takes another entry."""
+        self._connection.close()
+        self._reader.close()
+
     async def _watch_deposed(self) -> None:
         await self._deposed.wait()
         raise LeadershipLost("a worker has seen a higher epoch")
@@ -224,8 +238,12 @@ class Term:
     async def _read_inbox(self) -> None:
         while True:
             try:
-                for entry in await self.inbox.read(_BLOCK_S):
+                entries = await self.inbox.read(_BLOCK_S)
+                for entry in entries:
                     self.intake.take(entry)
+                if entries:
+                    # Under load everything downstream goes in batches of what arrived meanwhile.
+                    await asyncio.sleep(_READ_PAUSE_S)
             except RedisError as error:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
                 await asyncio.sleep(_REDIS_RETRY_S)

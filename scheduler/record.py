@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 import msgspec
-from redis.asyncio import Redis
 
 from contracts import keys
 from contracts.lifecycle import HandOff
 from contracts.wire import Inflight, encode
 from scheduler.book import Request
 from scheduler.leader import LeaderLease, LeadershipLost
+from scheduler.resp import Argument, RespConnection, Script
 
 _KEEP_MS = 3_600_000
 """How long after the deadline a record that nobody deleted goes by itself."""
@@ -28,8 +28,8 @@ class Placed(msgspec.Struct, frozen=True):
 class WriteAhead:
     """The in-flight records of one pool."""
 
-    def __init__(self, redis: Redis, pool: str, lease: LeaderLease) -> None:
-        self._script = redis.register_script((files("scheduler") / "inflight.lua").read_text())
+    def __init__(self, connection: RespConnection, pool: str, lease: LeaderLease) -> None:
+        self._script = Script(connection, (files("scheduler") / "inflight.lua").read_text())
         self._pool = pool
         self._lease = lease
 
@@ -41,12 +41,12 @@ class WriteAhead:
             redis.exceptions.RedisError: unknown whether it was written; repeating is safe.
         """
         names = [keys.leader(self._pool)]
-        args: list[str | bytes | int] = [self._lease.value]
+        args: list[Argument] = [self._lease.value]
         for item in placed:
             request = item.request
             names.append(keys.inflight(self._pool, request.rid))
             args += [item.replaces, self._record(request), request.submit.deadline_unix_ms + _KEEP_MS]
-        answers: list[int] = await self._script(keys=names, args=args)
+        answers: list[int] = await self._script(names, args)
         if not answers:
             raise LeadershipLost("the write-ahead script found another leader")
         return answers

@@ -44,8 +44,8 @@ class WorkerListener(Protocol):
     def worker_up(self, worker: Worker, inventory: pb.Inventory) -> None:
         """A stream opened; `inventory` is all the worker runs or holds finished."""
 
-    def worker_reported(self, worker: Worker, report: pb.ControlReport) -> None:
-        """Anything but Status and Inventory."""
+    def worker_reported(self, worker: Worker, kind: str | None, report: pb.ControlReport) -> None:
+        """Anything but Status and Inventory; `kind` names the report's set field."""
 
     def worker_lost(self, worker: Worker) -> None:
         """The worker is dead; its charges are still there and are dropped afterwards."""
@@ -139,14 +139,18 @@ class WorkerRegistry:
         """Discover and follow workers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
+            away = False
             while True:
                 try:
                     async with asyncio.timeout(_REDIS_TIMEOUT_S):
                         found = await self._read_leases()
                     self._follow_leases(found, tasks)
                     self.discovered.set()
+                    away = False
                 except (RedisError, TimeoutError) as error:
-                    log.warning("worker_discovery_failed", pool=self._pool, error=str(error))
+                    if not away:  # once per outage
+                        log.warning("worker_discovery_failed", pool=self._pool, error=str(error))
+                    away = True
                 await asyncio.sleep(self._discover_s)
 
     async def _read_leases(self) -> dict[str, Registration]:
@@ -283,13 +287,14 @@ class WorkerRegistry:
         if worker.standing is Standing.SUSPECT:
             worker.standing = Standing.UP
             worker.touch()
-        if report.WhichOneof("report") == "status":
+        kind = report.WhichOneof("report")
+        if kind == "status":
             if report.status.worker_epoch == worker.epoch:
                 worker.report(report.status)
                 if self._listener is not None and worker.ready:
                     self._listener.capacity_changed()
         elif self._listener is not None:
-            self._listener.worker_reported(worker, report)
+            self._listener.worker_reported(worker, kind, report)
 
     def lost_stream(self, link: "_Link") -> None:
         """Take the end of a stream that was up, or a failed try."""

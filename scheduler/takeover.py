@@ -62,7 +62,7 @@ class Takeover:
         self._caught_up = False
         self._undecided: dict[str, tuple[Request, Inflight]] = {}
         self._inventories: dict[Worker, pb.Inventory] = {}
-        self._held: list[tuple[Worker, pb.ControlReport]] = []
+        self._held: list[tuple[Worker, str | None, pb.ControlReport]] = []
 
     # -- the registry's listener -------------------------------------------------------------------
 
@@ -89,12 +89,12 @@ class Takeover:
             self._decide()
             self._replay()
 
-    def worker_reported(self, worker: Worker, report: pb.ControlReport) -> None:
+    def worker_reported(self, worker: Worker, kind: str | None, report: pb.ControlReport) -> None:
         """Pass a report on, or hold it while its request is undecided."""
-        if not self._caught_up or (self._undecided and _rid_of(report) in self._undecided):
-            self._held.append((worker, report))
+        if not self._caught_up or (self._undecided and _rid_of(kind, report) in self._undecided):
+            self._held.append((worker, kind, report))
         else:
-            self._attempts.worker_reported(worker, report)
+            self._attempts.worker_reported(worker, kind, report)
 
     # -- claims ------------------------------------------------------------------------------------
 
@@ -204,8 +204,8 @@ class Takeover:
 
     def _replay(self) -> None:
         held, self._held = self._held, []
-        for worker, report in held:
-            self.worker_reported(worker, report)
+        for worker, kind, report in held:
+            self.worker_reported(worker, kind, report)
 
     def inventory_of(self, ref: WorkerRef) -> tuple[Worker | None, pb.Inventory | None]:
         """Return this life of a worker and its first Inventory of the term; None where there is none."""
@@ -255,8 +255,7 @@ class _Side:
             self._request.workers.append(self.worker)
 
 
-def _rid_of(report: pb.ControlReport) -> str:
-    kind = report.WhichOneof("report")
+def _rid_of(kind: str | None, report: pb.ControlReport) -> str:
     if kind in ("accepted", "rejected", "prefill_done", "final", "delivered"):
         return rid_from_bytes(getattr(report, kind).id.rid)
     return ""

@@ -9,8 +9,8 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_FROM_PB, STATE_FROM_PB, Registration, WorkerRef
 from scheduler.policy.cluster import Compatibility, WorkerView
 
-ChargeKey = tuple[str, int, int]
-"""rid, attempt, sample."""
+ChargeKey = tuple[bytes, int, int]
+"""rid as 16 bytes, attempt, sample."""
 
 
 class Standing(enum.StrEnum):

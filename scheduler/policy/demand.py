@@ -62,6 +62,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     kv_token_ms_before: float
     """KV tokens held while the prompt is computed elsewhere, times how long: E[n*S]."""
     span_s: float
+    course: tuple[tuple[int, float], ...] = ()
+    """Feasible requests of each second, and the compute time of their prompts, ms."""
 
 
 class _Kind:
@@ -175,6 +177,7 @@ class DemandWindow:
             kv_token_steps_square=kv_square * scale,
             kv_token_ms_before=sum(b.kv_before for b in bins) * scale,
             span_s=span_s,
+            course=tuple((b.feasible, b.feasible_prefill) for b in bins),
         )
 
     def _look_for_change(self, forecast: Forecast) -> None:
@@ -220,12 +223,19 @@ def _decoding(bins: Sequence[_Bin], forecast: Forecast) -> tuple[float, float, f
 
 
 def _dispersion(work: Sequence[float], prompt_ms: float) -> float:
-    mean = sum(work) / len(work)
-    if mean <= 0:
+    """Return the larger dispersion of work per second and per few seconds: bursts may last that long."""
+    if prompt_ms <= 0:
         return _POISSON_DISPERSION
-    spread = sum((w - mean) ** 2 for w in work) / max(1, len(work) - 1)
-    trust = len(work) / (len(work) + 20)  # few seconds say little about their spread
-    return min(max(trust * spread / (mean * prompt_ms) + (1 - trust) * _POISSON_DISPERSION, 1.0), 60.0)
+    highest = 1.0
+    for scale in (1, 4):
+        sums = [sum(work[first : first + scale]) for first in range(len(work) % scale, len(work), scale)]
+        if len(sums) < 2:
+            break
+        mean = sum(sums) / len(sums)
+        spread = sum((value - mean) ** 2 for value in sums) / (len(sums) - 1)
+        trust = len(sums) / (len(sums) + 20)  # few values say little about their spread
+        highest = max(highest, trust * spread / (mean * prompt_ms) + (1 - trust) * _POISSON_DISPERSION)
+    return min(highest, 60.0)
 
 
 def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:

@@ -1,8 +1,10 @@
 """Predicted goodput of a split of workers into prefill, decode and unified: closed forms. Pure.
 
 Prefill: M/G/c with the tail of Allen and Cunneen. P(wait > x) = C * exp(-2x * c * (1 - rho) / (E[S] * v)),
-C = Erlang C, v = C_a^2 + C_s^2. Decode: an infinite server whose KV tokens in use are nearly normal with mean
-lambda*t*E[n*O + O^2/2]; a worker has room up to its memory, or up to the K at which a step reaches the TPOT target.
+C = Erlang C, v = C_a^2 + C_s^2; and, since real bursts outlast what v can say, the seconds that were seen,
+played again as a fluid through the servers. The lower of the two counts.
+Decode: an infinite server whose KV tokens in use are nearly normal with mean lambda*t*E[n*O + O^2/2]; a worker
+has room up to its memory, or up to the K at which a step reaches the TPOT target.
 Unified: decode as above, and prompts in what a step at the target leaves.
 Overload: what is served in time is the capacity's share, since requests that cannot be in time give way.
 """
@@ -118,6 +120,7 @@ class Predictor:
         self._corrections = corrections
         self._rate_rps = demand.rate_rps + corrections.backlog_rps  # what has to be served
         self._cuts = _cuts(len(demand.prefill_ms_quantiles))
+        self._bursts: dict[float, float] = {}
         self._prefill: dict[tuple[int, _Part], tuple[float, float]] = {}
         self._decode: dict[tuple[int, _Part], tuple[float, float]] = {}
         self._unified: dict[tuple[int, _Part], float] = {}
@@ -162,7 +165,22 @@ class Predictor:
                 ttft_ms=fleet.target.ttft_ms,
                 besides_ms=fleet.latency.transfer.ms(int(demand.prompt_tokens)),
             )
+            in_time = min(in_time, self._through_bursts(part, feasible_load, 1.0))
             got = self._prefill[workers, part] = (load, in_time)
+        return got
+
+    def _through_bursts(self, part: _Part, feasible_load: float, stretch: float) -> float:
+        """Return the share (0 to 1) of a part's prompts that the seconds seen would have let in time."""
+        demand, ttft_ms = self._demand, self._fleet.target.ttft_ms
+        mean_load = demand.rate_rps * demand.feasible_share * demand.feasible_prefill_ms / 1000
+        if ttft_ms is None or mean_load <= 0 or feasible_load <= 0 or part.last <= part.first:
+            return 1.0
+        servers = round(mean_load / feasible_load, 2)  # that the whole of the feasible work would need
+        got = self._bursts.get(servers)
+        if got is None:
+            own_ms = demand.prefill_ms_quantiles[part.first : part.last]
+            slack_ms = ttft_ms - stretch * sum(own_ms) / len(own_ms)
+            got = self._bursts[servers] = in_time_of_course(demand.course, servers=servers, slack_ms=slack_ms)
         return got
 
     def _loads(self, part: _Part, workers: int, stretch: float) -> tuple[float, float]:
@@ -214,6 +232,7 @@ class Predictor:
             ttft_ms=fleet.target.ttft_ms,
             besides_ms=step_ms,
         )
+        in_time = min(in_time, self._through_bursts(part, feasible_load, stretch))
         _, room = decode_room(demand, rate_rps=rate_rps, workers=workers, fleet=fleet, paced=True)
         return in_time * room
 
@@ -268,6 +287,30 @@ def prefill_in_time(
                 met += 1 - waiting * math.exp(-slack_ms * decay_per_ms)
         best = max(best, met)
     return best / len(own_ms)
+
+
+def in_time_of_course(course: Sequence[tuple[int, float]], *, servers: float, slack_ms: float) -> float:
+    """Return the share (0 to 1) of requests whose work, as it came, waits no longer than the slack.
+
+    Work beyond what the servers can do within the slack is given up, as the order of the queue does.
+
+    Args:
+        course: requests and their work in ms, second by second.
+        servers: how many work on it; any positive number.
+        slack_ms: what a request may wait.
+    """
+    most_ms = max(0.0, slack_ms) * servers
+    queue_ms = lost = 0.0
+    total = 0
+    for number, work_ms in course:
+        total += number
+        queue_ms += work_ms - 1000 * servers
+        if queue_ms <= 0:
+            queue_ms = 0.0
+        elif queue_ms > most_ms:
+            lost += number * min(1.0, (queue_ms - most_ms) / work_ms)
+            queue_ms = most_ms
+    return 1 - lost / total if total else 1.0
 
 
 def decode_room(

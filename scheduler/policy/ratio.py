@@ -75,15 +75,18 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether a worker must be empty to change."""
     cooldown_s: float = 30.0
     cooldown_from_decode_s: float = 60.0
-    min_gain: float = 0.05
+    min_gain: float = 0.015
     """Relative gain in goodput below which nothing moves."""
+    clear_gain: float = 0.05
+    """Relative gain that needs only `confirm_ticks`; a smaller one needs `patient_ticks`."""
     last_unified_gain: float = 0.08
     """Relative gain for which the last unified worker may go: the pairs back each other up, if less simply."""
     sure_gain: float = 0.15
     """Relative gain from which a move in the same direction as the last need not wait."""
     price_margin: float = 0.3
     confirm_ticks: int = 2
-    """Ticks in a row that must favour a move."""
+    patient_ticks: int = 12
+    """Ticks in a row that must favour a move, by how clear its gain is."""
     hold_s: float = 180.0
     """How long a demand is expected to last before any change was seen."""
     hold_bounds_s: tuple[float, float] = (15.0, 600.0)
@@ -112,7 +115,6 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             drains=False,
             cooldown_s=3.0,
             cooldown_from_decode_s=3.0,
-            min_gain=0.03,
         )
 
 
@@ -178,7 +180,8 @@ def decide(
     else:
         verdict = _empty_pool(sight) or _best(state, sight, fleet, limits, now_s)
     state = _with_favour(state, verdict)
-    if verdict.why is Why.GAIN and state.favoured_ticks < limits.confirm_ticks:
+    ticks = limits.confirm_ticks if verdict.gain >= limits.clear_gain else limits.patient_ticks
+    if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
         verdict = msgspec.structs.replace(verdict, why=Why.UNCONFIRMED)
     way, now = verdict.way, verdict.now
     move = _move(way, sight) if way is not None and verdict.why in _MOVING_WHYS else None
@@ -386,7 +389,9 @@ def _with_feedback(state: RatioState, sight: Sight, limits: RatioLimits, now_s: 
 
 
 def _with_favour(state: RatioState, verdict: _Verdict) -> RatioState:
-    """Count the ticks in a row that favour one direction enough to move."""
+    """Count the ticks in a row that favour one direction enough to move; a move under way does not break the row."""
+    if verdict.why is Why.MOVING:
+        return state
     way = verdict.way if verdict.why in (Why.GAIN, Why.COOLING_DOWN) else None
     favoured = (way.from_role, way.to_role) if way is not None else None
     ticks = state.favoured_ticks + 1 if favoured is not None and favoured == state.favoured else int(way is not None)
