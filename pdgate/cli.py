@@ -14,8 +14,9 @@ from pdgate.children import end_with_caller
 from pdgate.commands import Commands
 from pdgate.connection import data_folder
 from pdgate.doctor import doctor
-from pdgate.engine import ensure_engine, ensure_libibverbs
+from pdgate.engine import ensure_engine
 from pdgate.layout import catalog_file, layout_of
+from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model
 from pdgate.plan.command import plan
 from pdgate.preflight import CannotStart

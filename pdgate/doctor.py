@@ -11,8 +11,9 @@ import typer
 from contracts.catalog import CatalogError, read_catalog
 from pdgate import preflight
 from pdgate.connection import data_folder, gateway_url
-from pdgate.engine import LIBRARY, engine_ready, find_library
+from pdgate.engine import engine_ready
 from pdgate.layout import Layout, catalog_file, layout_of
+from pdgate.libibverbs import LIBRARY, find_library
 from pdgate.models import model_ready
 from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart

@@ -3,14 +3,12 @@
 1. `requirements/engine-cpu.txt` is installed with its dependencies, then the packages of
    `engine-cpu-nodeps.txt` without theirs (they would bring CUDA).
 2. The marker `.complete` names the lists it was made from. A finished environment is reused, one made
-   from older lists is updated, an interrupted one is built anew.
-3. Mooncake loads libibverbs.so.1; where it is missing, the distribution's package is unpacked beside
-   the environment, without root.
+   from older lists is updated, an interrupted one (marker `.building`) is built anew. One without any
+   marker was made by hand, for a GPU say, and is used as it is.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -19,7 +17,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -36,9 +34,7 @@ _WORK_BYTES: Final = _INSTALLED_BYTES + _COMPILED_BYTES + 420_000_000  # pip's d
 _FETCH_SHARE: Final = 0.45
 _INSTALL_SHARE: Final = 0.35
 COMPILING: Final = "engine 4/4: compiling"
-_MARKER: Final = ".complete"
-LIBRARY: Final = "libibverbs.so.1"
-_LIBRARY_PACKAGES: Final = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
+_MARKER, _BUILDING = ".complete", ".building"
 _NEVER_IMPORTED: Final = r"/(tests?|testing|jedi|IPython|multimodal_gen)/|/transformers/models/"
 _FETCHING: Final = re.compile(
     r"\s*(?:Downloading|Using cached|Processing)\s+(?P<file>\S+)(?:\s+\((?P<size>[\d.]+ [kMG]B)\))?"
@@ -57,18 +53,25 @@ def engine_python(engine: Path) -> Path:
 
 
 def engine_ready(engine: Path) -> bool:
-    """Return whether the environment is complete and made from the current lists."""
+    """Return whether the environment is complete and made from the current lists, or made by hand."""
+    if (engine / _BUILDING).exists():
+        return False
     try:
         return (engine / _MARKER).read_text() == _fingerprint()
     except OSError:
-        return False
+        return engine_python(engine).exists()
 
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(platform.python_version().encode())
-    for name in _LISTS:
-        digest.update(requirement_list(name).read_bytes())
+    digest.update("\n".join(_packages()).encode())
     return digest.hexdigest()
+
+
+def _packages() -> Sequence[str]:
+    """Return the lines of the lists that name packages."""
+    lines = [line.strip() for name in _LISTS for line in requirement_list(name).read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 class _Building:
@@ -80,11 +83,7 @@ class _Building:
         self._started = time.monotonic()
         self._fetched_bytes = 0
         self._fetched = 0
-        self._listed = sum(
-            bool(line.strip()) and not line.startswith("#")
-            for name in _LISTS
-            for line in requirement_list(name).read_text().splitlines()
-        )
+        self._listed = len(_packages())
         self.step = "engine 1/4: making its environment"
 
     def hear(self, line: str) -> None:
@@ -118,8 +117,22 @@ class _Building:
         return _FETCH_SHARE * fetched + _INSTALL_SHARE * installed
 
 
-def _unfinished(engine: Path) -> bool:
-    return engine.exists() and not (engine / _MARKER).exists()
+def _begin(engine: Path, downloads: Path) -> None:
+    """Make room: remove what an interrupted build left, keep an environment that is only out of date."""
+    if (engine / _BUILDING).exists():
+        shutil.rmtree(engine)
+    shutil.rmtree(downloads, ignore_errors=True)
+    downloads.mkdir()
+    if not engine.exists():
+        engine.mkdir()
+        (engine / _BUILDING).touch()
+
+
+def _end(engine: Path) -> None:
+    draft = engine / f"{_MARKER}.{os.getpid()}"
+    draft.write_text(_fingerprint())
+    draft.replace(engine / _MARKER)
+    (engine / _BUILDING).unlink(missing_ok=True)
 
 
 async def ensure_engine(engine: Path, commands: Commands) -> None:
@@ -137,12 +150,9 @@ async def ensure_engine(engine: Path, commands: Commands) -> None:
 
 async def _build(engine: Path, commands: Commands) -> None:
     check_disk(engine.parent, ENGINE_DISK_BYTES, "the engine")
-    if _unfinished(engine):
-        commands.report(Progress(step="removing an engine environment that was never finished"))
-        await asyncio.to_thread(shutil.rmtree, engine)
+    commands.report(Progress(step="engine 1/4: making its environment"))
     downloads = engine.with_name(f"{engine.name}.downloads")
-    await asyncio.to_thread(shutil.rmtree, downloads, ignore_errors=True)
-    downloads.mkdir()
+    await asyncio.to_thread(_begin, engine, downloads)
     building = _Building(engine, downloads)
     python = str(engine_python(engine))
     options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile")
@@ -162,9 +172,7 @@ async def _build(engine: Path, commands: Commands) -> None:
             await commands.run(compile_, look=building.look)
     finally:
         shutil.rmtree(downloads, ignore_errors=True)
-    draft = engine / f"{_MARKER}.{os.getpid()}"
-    draft.write_text(_fingerprint())
-    draft.replace(engine / _MARKER)
+    _end(engine)
 
 
 def _open_lock(file: Path) -> IO[str]:
@@ -186,50 +194,3 @@ async def exclusive(file: Path, purpose: str, commands: Commands) -> AsyncIterat
                 commands.report(Progress(step=f"waiting: {purpose} by another process", elapsed_s=elapsed_s))
                 await asyncio.sleep(0.5)
         yield
-
-
-async def ensure_libibverbs(folder: Path, commands: Commands) -> Mapping[str, str]:
-    """Return the variables with which the worker finds libibverbs, unpacking it below `folder` if missing.
-
-    Raises:
-        CannotStart: it is missing and cannot be had without the user's help.
-    """
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(LIBRARY)
-        return {}
-    found = find_library(folder)
-    if found is None:
-        await _unpack_libibverbs(folder, commands)
-        found = find_library(folder)
-    if found is None:
-        raise CannotStart(_library_message("the package did not hold it"))
-    inherited = os.environ.get("LD_LIBRARY_PATH")
-    return {"LD_LIBRARY_PATH": f"{found.parent}:{inherited}" if inherited else str(found.parent)}
-
-
-def find_library(folder: Path) -> Path | None:
-    """Return the libibverbs that was unpacked below `folder`."""
-    return next(folder.rglob(LIBRARY), None)
-
-
-def _library_message(why: str) -> str:
-    return (
-        f"the engine needs {LIBRARY} ({why}): install it (Debian, Ubuntu: `apt-get install libibverbs1`;"
-        " Fedora: `dnf install libibverbs`), or use --engine timed"
-    )
-
-
-async def _unpack_libibverbs(folder: Path, commands: Commands) -> None:
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise CannotStart(_library_message("it is not on this machine"))
-    packages = folder / "packages"
-    packages.mkdir(parents=True, exist_ok=True)
-    download = ("apt-get", "download", *_LIBRARY_PACKAGES)
-    fetched = await commands.succeeds(download, cwd=packages, timeout_s=120)
-    if not fetched and os.geteuid() == 0:  # a fresh image has no package lists
-        await commands.succeeds(("apt-get", "update"), cwd=packages, timeout_s=120)
-        fetched = await commands.succeeds(download, cwd=packages, timeout_s=120)
-    if not fetched:
-        raise CannotStart(_library_message("`apt-get download` failed"))
-    for package in packages.glob("*.deb"):
-        await commands.succeeds(("dpkg", "-x", str(package), str(folder)), cwd=packages, timeout_s=60)

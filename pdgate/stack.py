@@ -27,10 +27,11 @@ from migrations.upgrade import upgrade
 from pdgate import preflight
 from pdgate.children import Children, Reaper
 from pdgate.commands import Commands
-from pdgate.engine import engine_ready, ensure_engine, ensure_libibverbs
+from pdgate.engine import engine_ready, ensure_engine
 from pdgate.envfile import read_env, write_env
 from pdgate.greeting import greeting
 from pdgate.layout import Layout, checkout
+from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model, timed_models
 from pdgate.preflight import CannotStart
 from pdgate.roster import EngineKind, Options, Roster

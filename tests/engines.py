@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from contracts.keys import worker_lease
 from contracts.wire import Registration
-from pdgate.engine import find_library
+from pdgate.libibverbs import find_library
 from pdgate.services import start_valkey
 from tests.processes import REPOSITORY, engine_python
 
@@ -87,10 +87,9 @@ def _tiny_model() -> Path:
 
 def _start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path) -> subprocess.Popen:
     python = engine_python()
-    library = find_library(Path(python).parents[2])
     environment = {
         **os.environ,
-        **({"LD_LIBRARY_PATH": str(library.parent)} if library else {}),
+        **library_environment(Path(python).parents[2] / "lib"),
         "PYTHONPATH": str(REPOSITORY),
         "WORKER_ID": f"engine-{role}",
         "WORKER_POOL": POOL_OF[role],

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pdgate.commands import Commands
+from pdgate.engine import engine_ready
 from pdgate.envfile import read_env, write_env
 from pdgate.greeting import greeting
 from pdgate.layout import layout_of
@@ -118,3 +119,16 @@ def test_the_greeting_ends_with_a_curl_and_marks_simulated_text(tmp_path):
     assert "SIMULATED TEXT" in text
     assert "curl http://127.0.0.1:9999/v1/chat/completions" in text
     assert "Bearer pdg_k" in text
+
+
+def test_an_engine_made_by_hand_is_used_and_one_that_was_interrupted_is_not(tmp_path):
+    engine = tmp_path / "engine"
+    assert not engine_ready(engine)
+    (engine / "bin").mkdir(parents=True)
+    (engine / "bin" / "python").touch()
+    assert engine_ready(engine), "no marker: not ours to judge"
+    (engine / ".building").touch()
+    assert not engine_ready(engine)
+    (engine / ".building").unlink()
+    (engine / ".complete").write_text("made from other lists")
+    assert not engine_ready(engine)
