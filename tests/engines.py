@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from contracts.keys import worker_lease
 from contracts.wire import Registration
-from pdgate.libibverbs import find_library
+from pdgate.libibverbs import library_environment
 from pdgate.services import start_valkey
 from tests.processes import REPOSITORY, engine_python
 
