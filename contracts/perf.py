@@ -75,10 +75,10 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-# Llama-3-8B on one H100, rounded from the fits in docs/performance.md: a stand-in for fleet tests.
+# Llama-3-8B in BF16 on one H100, rounded from the planner's fit (`python -m benches.plan_fit`): a stand-in for fleets.
 DEFAULT_LATENCY = LatencyModel(
-    prefill=PrefillCost(fixed_ms=8.0, per_token_ms=0.03, per_token_pair_ms=1.5e-7),
-    decode=DecodeCost(fixed_ms=6.0, per_request_ms=0.02, per_kv_token_ms=4e-6),
-    transfer=TransferCost(fixed_ms=1.0, bytes_per_ms=2.0e7, kv_bytes_per_token=131_072),
+    prefill=PrefillCost(fixed_ms=7.5, per_token_ms=0.015, per_token_pair_ms=8.8e-7),
+    decode=DecodeCost(fixed_ms=6.7, per_request_ms=0.07, per_kv_token_ms=3.7e-5),
+    transfer=TransferCost(fixed_ms=0.4, bytes_per_ms=3.4e7, kv_bytes_per_token=131_072),
     kv_capacity_tokens=400_000,
 )

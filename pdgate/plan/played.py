@@ -24,7 +24,7 @@ from scheduler.simulator.engine import EngineTraits
 from scheduler.simulator.play import Policy, play
 from scheduler.simulator.setup import Setup
 
-SAMPLE = 1500  # requests played
+SAMPLE, MOST, SPAN_S = 1500, 6000, 60.0  # requests played: at least, at most, and else as many seconds
 BISECTIONS = 5
 CLOSE = 0.05  # attainments this near agree
 MIXED_STEP = 0.9  # share of the TPOT target that a mixed step aims at
@@ -53,7 +53,8 @@ def agreement_of(
     workload: Workload, setting: Setting, choice: Choice, progress: Callable[[str], None] = lambda _: None
 ) -> Agreement:
     """Return both answers for the best unified fleet, the best split and, if it is neither, the chosen fleet."""
-    first = msgspec.structs.replace(workload, requests=workload.requests[:SAMPLE]).at_rate(workload.rate_rps)
+    count = round(min(MOST, max(SAMPLE, workload.rate_rps * SPAN_S)))
+    first = msgspec.structs.replace(workload, requests=workload.requests[:count]).at_rate(workload.rate_rps)
     count = len(first.requests)
     if setting.target.ttft_ms is None and setting.target.tpot_ms is None:
         return _unplayed(count, "work without targets has no attainment to compare")
@@ -76,7 +77,9 @@ def agreement_of(
         progress(f"simulating: {text}")
         closed = load_of(shape, first.rate_rps, traffics, setting).attainment
         fleets.append(
-            Played(workers=text, closed_form=closed, simulated=_attainment(shape, first, first.rate_rps, setting))
+            Played(
+                workers=text, closed_form=closed, simulated=simulated_attainment(shape, first, first.rate_rps, setting)
+            )
         )
     closed_gain = simulated_gain = None
     if choice.unified and choice.split:
@@ -101,12 +104,13 @@ def _simulated_rps(shape: Shape, workload: Workload, traffics: Traffics, setting
     low, high = centre / 2, centre * 2
     for _ in range(BISECTIONS):
         rate = math.sqrt(low * high)
-        kept = _attainment(shape, workload, rate, setting) >= setting.attainment
+        kept = simulated_attainment(shape, workload, rate, setting) >= setting.attainment
         low, high = (rate, high) if kept else (low, rate)
     return math.sqrt(low * high)
 
 
-def _attainment(shape: Shape, workload: Workload, rate_rps: float, setting: Setting) -> float:
+def simulated_attainment(shape: Shape, workload: Workload, rate_rps: float, setting: Setting) -> float:
+    """Return the share (0 to 1) of all requests that meet both targets when the shape is played at a rate."""
     latency = _latency(shape)
     target = setting.target
     # the front latency is outside the simulated engine, so the engine has that much less time
