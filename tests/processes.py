@@ -23,6 +23,8 @@ from contracts.catalog import read_catalog
 from contracts.environment import asyncpg_url
 from gateway.limits import Limits
 from gateway.tenants import Tenants, publish_key_state
+from pdgate.engine import engine_python as python_of
+from pdgate.layout import DEFAULT_DATA, layout_of
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -36,7 +38,8 @@ def free_port() -> int:
 
 def engine_python() -> str:
     """Return the interpreter of the engine's environment; fail when it was not made."""
-    python = Path(os.environ.get("PDGATE_ENGINE_PYTHON", REPOSITORY / ".pdgate/engine/bin/python"))
+    named = os.environ.get("PDGATE_ENGINE_PYTHON")
+    python = Path(named) if named else python_of(layout_of(DEFAULT_DATA).engine)
     if not python.exists():
         raise FileNotFoundError(f"{python} is missing: run `make engine`, or set PDGATE_ENGINE_PYTHON")
     return str(python)
