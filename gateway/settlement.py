@@ -57,12 +57,13 @@ class Settlement:
     def offer(self, closed: Closed) -> None:
         """Take over a request whose numbers are final."""
         self._idle.clear()
-        if not self._redis_up:
+        full = self._waiting.full()
+        if full or not self._redis_up:
             self._keep(closed)
-        try:
+        if full:
+            self._only_in_journal = True
+        else:
             self._waiting.put_nowait(closed)
-        except asyncio.QueueFull:
-            self._only_in_journal = self._journal.num_records > 0
 
     def recover(self) -> None:
         """Open the journal and take over what dead gateways left. Raises OSError."""
