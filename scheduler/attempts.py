@@ -285,6 +285,10 @@ class Attempts:
         self._hand_offs.stop(request)
         if request.terminal:
             return
+        if request.stop_requested:  # the other side was aborted: this one could not get its KV cache
+            self._dispatcher.stop_parts(request, reason)
+            self._dispatcher.end_if_stopped(request)
+            return
         if request.submit.num_samples > 1 and request.state is RequestState.DECODING:
             self._dispatcher.ask_gateway(request, "hand_off")  # other samples may be streaming
             return
@@ -297,7 +301,6 @@ class Attempts:
         pair = {part.worker.worker_id for part in request.parts.values()}
         log.warning("hand_off_failed", pool=self._pool, rid=request.rid, workers=sorted(pair), reason=reason)
         self._dispatcher.retry(request, "hand_off", exclude=pair)
-        self._dispatcher.end_if_stopped(request)
 
     def watch_hand_off(self, request: Request) -> None:
         """Start the timer of an adopted request whose prefill worker is gone."""

@@ -22,7 +22,7 @@ from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffBudget, HandOffTimers
-from scheduler.inbox import Inbox
+from scheduler.inbox import Entry, Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
@@ -240,13 +240,20 @@ class Term:
             try:
                 entries = await self.inbox.read(_BLOCK_S)
                 for entry in entries:
-                    self.intake.take(entry)
+                    self._take(entry)
                 if entries:
                     # Under load everything downstream goes in batches of what arrived meanwhile.
                     await asyncio.sleep(_READ_PAUSE_S)
             except RedisError as error:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
                 await asyncio.sleep(_REDIS_RETRY_S)
+
+    def _take(self, entry: Entry) -> None:
+        try:
+            self.intake.take(entry)
+        except Exception:
+            log.exception("entry_failed", pool=self._pool, entry_id=entry[0].decode())
+            self.outbox.dead_letter(*entry)
 
     async def _read_outcomes(self) -> None:
         """Forget what gateways settled. Nothing waits for it, so it reads in batches."""

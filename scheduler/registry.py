@@ -294,7 +294,10 @@ class WorkerRegistry:
                 if self._listener is not None and worker.ready:
                     self._listener.capacity_changed()
         elif self._listener is not None:
-            self._listener.worker_reported(worker, kind, report)
+            try:
+                self._listener.worker_reported(worker, kind, report)
+            except Exception:
+                log.exception("report_failed", pool=self._pool, worker_id=worker.worker_id, kind=kind)
 
     def lost_stream(self, link: "_Link") -> None:
         """Take the end of a stream that was up, or a failed try."""

@@ -169,7 +169,8 @@ class Takeover:
             if side is not None:
                 side.enter(self._dispatcher)
         how = self._judge(request, decode, prefill)
-        log.info("inherited", pool=self._pool, rid=request.rid, attempt=request.attempt, how=how)
+        write = log.debug if how == "adopted" else log.info
+        write("inherited", pool=self._pool, rid=request.rid, attempt=request.attempt, how=how)
         for side in (prefill, decode):
             if side is not None and side.worker is not None:
                 for final in side.finals:
