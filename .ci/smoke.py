@@ -76,16 +76,16 @@ def ask(variables: dict[str, str]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def meters(data: Path) -> str:
-    """Return what `pdgate usage` prints once billing has the request."""
+def meters(data: Path) -> dict[str, int]:
+    """Return the tokens of each meter of the one request, once `pdgate usage` has it."""
     environ = {**os.environ, "PDGATE_DATA": str(data)}
+    command = [ROOT / ".venv/bin/pdgate", "usage", "--since", "1h", "--json"]
     deadline = time.monotonic() + 15
     while True:
-        command = [ROOT / ".venv/bin/pdgate", "usage", "--since", "1h", "--json"]
-        told = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
-        if all(meter in told for meter in ("prefill_computed", "prefill_cached", "decode")):
-            json.loads(told)
-            return told
+        told = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
+        requests = json.loads(told)["requests"]
+        if requests:
+            return {meter["meter"]: meter["tokens"] for meter in requests[0]["meters"]}
         assert time.monotonic() < deadline, f"no usage: {told}"
         time.sleep(0.2)
 
@@ -114,7 +114,10 @@ def main() -> None:
             text = ask(variables)
             print(f"answer: {text!r}")
             assert engine == "timed" or "Paris" in text, text
-            print(meters(data))
+            billed = meters(data)
+            print(f"billed: {billed}")
+            assert set(billed) == {"prefill_computed", "prefill_cached", "decode"}, billed
+            assert billed["decode"] > 0, billed
         left = survivors(data)
         assert not left, f"still running: {left}"
         assert not ready(port), f"port {port} still answers"
