@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from contracts import keys
 from contracts.identity import shard_of
+from contracts.resp import RespConnection
 from contracts.units import MAX_EXACT_NANO
 from contracts.usage import UsageEvent
 from contracts.wire import Owner
@@ -97,12 +98,12 @@ ReserveAnswer = Reserved | LimitHit | KeyStateDiffers | Duplicate
 
 
 class SettlementScripts:
-    """Both scripts, registered with one Redis client."""
+    """Both scripts, registered with one Redis client: redis-py's, or the leaner one for what happens per request."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis | RespConnection) -> None:
         folder = files("contracts")
-        self._reserve = redis.register_script((folder / "reserve.lua").read_text())
-        self._settle = redis.register_script((folder / "settle.lua").read_text())
+        self._reserve: Any = redis.register_script((folder / "reserve.lua").read_text())
+        self._settle: Any = redis.register_script((folder / "settle.lua").read_text())
 
     async def reserve(self, org: str, reservation: Reservation) -> ReserveAnswer:
         """Reserve all limits or none. Raises redis.exceptions.RedisError when Redis is away."""

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from contracts import keys
+from contracts.resp import RespConnection
 from contracts.wire import FIELD
-from scheduler.resp import RespConnection
 
 log = structlog.get_logger()
 

@@ -8,8 +8,8 @@ import structlog
 from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
+from contracts.resp import Argument, RespConnection
 from contracts.wire import FIELD, Notice, encode
-from scheduler.resp import Argument, RespConnection
 
 log = structlog.get_logger()
 

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.lifecycle import RequestState
+from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
 from contracts.wire import FIELD
 from observability.metrics import Instruments
@@ -29,7 +30,6 @@ from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
-from scheduler.resp import RespConnection
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
 from scheduler.takeover import Takeover

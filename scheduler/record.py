@@ -7,10 +7,10 @@ import msgspec
 
 from contracts import keys
 from contracts.lifecycle import HandOff
+from contracts.resp import Argument, RespConnection, Script
 from contracts.wire import Inflight, encode
 from scheduler.book import Request
 from scheduler.leader import LeaderLease, LeadershipLost
-from scheduler.resp import Argument, RespConnection, Script
 
 _KEEP_MS = 3_600_000
 """How long after the deadline a record that nobody deleted goes by itself."""
