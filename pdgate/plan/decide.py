@@ -16,7 +16,7 @@ from pdgate.plan.fleet import Setting, Worker, workers_of
 from pdgate.plan.money import Money, money_of
 from pdgate.plan.options import Load, load_of
 from pdgate.plan.pools import prompt_ms
-from pdgate.plan.queueing import wait
+from pdgate.plan.queueing import NONE, Waits, wait
 from pdgate.plan.shapes import Kind, Shape
 from pdgate.plan.traffic import Traffic, Traffics
 from pdgate.plan.workload import WorkloadError, mean, squared_cv
@@ -246,9 +246,7 @@ def _binding(
     shares = {
         "prefill compute (TTFT)": outcome.first.busy,
         "decode time (TPOT)": outcome.decode_busy,
-        "KV memory of the decode workers": 1
-        - outcome.step.fits
-        + outcome.step.kv_tokens / max(1, outcome.step.kv_capacity_tokens),
+        "KV memory of the decode workers": outcome.step.kv_tokens / max(1, outcome.step.kv_capacity_tokens),
         "the KV transfer link": outcome.link_busy,
     }
     return max(shares, key=lambda name: shares[name])
@@ -277,7 +275,8 @@ def _rule(shape: Shape, traffics: Traffics, setting: Setting) -> Rule | None:
             service_squared_cv=squared_cv(service),
             dispersion=traffic.prompt_dispersion,
         )
-        kept = mean([waiting.within(limit_ms - latency.front_ms - s) for s in service]) >= setting.attainment
+        waits = Waits(first=waiting, second=NONE)
+        kept = waits.within_all([limit_ms - latency.front_ms - s for s in service]) >= setting.attainment
         low, high = (rho, high) if kept else (low, rho)
     unified = shape.decode_worker.latency.decode.fixed_ms
     limit = max(0.0, 1 - unified / tau) / setting.mixing

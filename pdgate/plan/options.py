@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from pdgate.plan.fleet import Setting, Worker
-from pdgate.plan.pools import Outcome, decode_capacity_rps, prompt_ms, split_outcome
+from pdgate.plan.pools import Outcome, decode_capacity_rps, decode_work_ms, prompt_ms, split_outcome
 from pdgate.plan.shapes import Kind, Shape
 from pdgate.plan.traffic import Traffic, Traffics
 from pdgate.plan.unified import unified_outcome
@@ -47,8 +47,8 @@ def load_of(shape: Shape, rate_rps: float, traffics: Traffics, setting: Setting)
             split_traffic=None,
             unified_traffic=traffic,
         )
-    if shape.short_prompt_tokens and (parted := traffics.parts(cache, shape.short_prompt_tokens)) is not None:
-        short, long, share = parted
+    if shape.unified:
+        short, long, share = _parted(shape, traffics, setting)
         low, high = short.at(rate_rps * share), long.at(rate_rps * (1 - share))
         mixed, split = _unified(shape, low, setting), _split(shape, high, setting)
         return Load(
@@ -101,11 +101,11 @@ def rate_bound(shape: Shape, traffics: Traffics, setting: Setting) -> float:
     if shape.kind is Kind.UNIFIED:
         assert shape.unified_worker is not None
         return shape.unified * _unified_bound(shape.unified_worker, traffic, setting)
-    if shape.short_prompt_tokens and (parted := traffics.parts(cache, shape.short_prompt_tokens)) is not None:
+    if shape.unified:
         assert shape.unified_worker is not None
-        short, long, share = parted
-        by_unified = shape.unified * _unified_bound(shape.unified_worker, short, setting) / share
-        return min(by_unified, _split_bound(shape, long, setting) / (1 - share))
+        short, long, share = _parted(shape, traffics, setting)
+        by_unified = shape.unified * _unified_bound(shape.unified_worker, short, setting) / max(share, 1e-9)
+        return min(by_unified, _split_bound(shape, long, setting) / max(1 - share, 1e-9))
     return _split_bound(shape, traffic, setting)
 
 
@@ -199,6 +199,21 @@ def _unified(shape: Shape, traffic: Traffic, setting: Setting) -> Outcome:
     )
 
 
+def _parted(shape: Shape, traffics: Traffics, setting: Setting) -> tuple[Traffic, Traffic, float]:
+    """The traffic of the unified and of the other workers, and the former's share (0 to 1) of the requests.
+
+    By length where the shape has a threshold; else the router balances the load, and each takes what it can bear.
+    """
+    cache = cache_tokens(shape)
+    if shape.short_prompt_tokens and (parted := traffics.parts(cache, shape.short_prompt_tokens)) is not None:
+        return parted
+    assert shape.unified_worker is not None
+    traffic = traffics.whole(cache)
+    unified = shape.unified * _unified_bound(shape.unified_worker, traffic, setting)
+    split = _split_bound(shape, traffic, setting)
+    return traffic, traffic, unified / (unified + split) if unified + split > 0 else 0.0
+
+
 def _split_bound(shape: Shape, traffic: Traffic, setting: Setting) -> float:
     assert shape.prefill_worker is not None
     assert shape.decode_worker is not None
@@ -208,6 +223,10 @@ def _split_bound(shape: Shape, traffic: Traffic, setting: Setting) -> float:
 
 
 def _unified_bound(worker: Worker, traffic: Traffic, setting: Setting) -> float:
-    """The rate at which prefill and decode work fill the steps: `(1 - d0/tau) / (kappa*S + Dc)`, or memory is full."""
+    """The rate at which a worker's time is full: of prefill and decode work together, or of decoding alone."""
     prefill = setting.mixing * mean(prompt_ms(worker.latency, traffic))
-    return decode_capacity_rps(worker.latency, traffic.decode, setting.target.tpot_ms, prefill_ms=prefill)
+    alone = decode_capacity_rps(worker.latency, traffic.decode, setting.target.tpot_ms)
+    if alone <= 0:
+        return 0.0
+    both = prefill + decode_work_ms(worker.latency.decode, traffic.decode)
+    return min(alone, 1000 / both)

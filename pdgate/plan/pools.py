@@ -2,7 +2,8 @@
 
 Symbols as in the architecture page: prefill `S`, decode step `t(B, K) = d0 + d1*B + d2*K`, output tokens `O`, TPOT
 target `tau`. One decode worker at rate `r` has the fixed point `t = d0 / (1 - r*E[d1*O + d2*(n*O + O^2/2)])`; its batch
-and KV fluctuate like those of M/G/infinity.
+and KV fluctuate like those of M/G/infinity. The scheduler admits to a decode worker only what its memory and the TPOT
+target take, so a full pool costs waiting for a slot, not TPOT.
 """
 
 import math
@@ -12,7 +13,7 @@ import msgspec
 
 from contracts.perf import DecodeCost, LatencyModel
 from contracts.slo import SloTarget
-from pdgate.plan.queueing import UNSTABLE, Wait, normal_below, quantile_of_sum, wait
+from pdgate.plan.queueing import NONE, UNSTABLE, Wait, Waits, normal_below, quantile_of_sum, wait
 from pdgate.plan.traffic import DecodeMoments, Traffic
 from pdgate.plan.workload import mean, squared_cv
 
@@ -21,16 +22,16 @@ MS = 1000.0
 
 
 class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Times from arrival to first token: a wait plus one of the equally likely fixed parts."""
+    """Times from arrival to first token: waits plus one of the equally likely fixed parts."""
 
-    waiting: Wait
+    waiting: Waits
     fixed_ms: tuple[float, ...]
     busy: float  # 0 to 1: share of the pool's time that prompts take
 
     def within(self, limit_ms: float) -> float:
         """Return the probability (0 to 1) of a first token within the limit."""
         if math.isinf(limit_ms):
-            return float(not math.isinf(self.waiting.mean_delay_ms))
+            return float(self.waiting.stable)
         return self.waiting.within_all([limit_ms - f for f in self.fixed_ms])
 
     def quantile_ms(self, share: float) -> float:
@@ -45,25 +46,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     deviation_ms: float
     batch: float
     kv_tokens: float
-    kv_deviation: float
     kv_capacity_tokens: int
-    max_running: int
     decode_only_ms: float  # a step without a chunk of a prompt; the mean of a decode worker
     mixed_ms: float = 0.0  # a step with one
     mixed_share: float = 0.0  # 0 to 1 of the time with such steps
-
-    @property
-    def fits(self) -> float:
-        """Probability (0 to 1) that the KV cache and the batch have room for one more request at once."""
-        if math.isinf(self.mean_ms):
-            return 0.0
-        memory = normal_below(self.kv_capacity_tokens, self.kv_tokens, self.kv_deviation)
-        return memory * normal_below(self.max_running, self.batch, math.sqrt(self.batch))
-
-    @property
-    def fits_on_average(self) -> float:
-        """1.0 if the mean KV and batch have room: all that work without targets needs, which may wait for memory."""
-        return float(self.kv_tokens <= self.kv_capacity_tokens and self.batch <= self.max_running)
+    cap_ms: float = math.inf  # the scheduler admits no request beyond it
 
     def within(self, limit_ms: float) -> float:
         """Return the probability (0 to 1) of a TPOT within the limit.
@@ -86,7 +73,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (middle, high) if self.within(middle) < share else (low, middle)
-        return high
+        return min(high, self.cap_ms)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +81,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     first: FirstToken
     step: Step
-    attainment: float  # 0 to 1: both targets met and room for the KV cache
+    attainment: float  # 0 to 1: both targets met
     prefill_busy: float  # 0 to 1
     decode_busy: float  # 0 to 1 of what the targets allow
     link_busy: float  # 0 to 1
@@ -181,26 +168,49 @@ def split_outcome(
     service = prompt_ms(prefill, traffic)
     hand_off, link_busy = _hand_off_ms(prefill, service, num_prefill, traffic, layers, through_store=through_store)
     if link_busy >= MAX_LINK_LOAD:
-        first = FirstToken(waiting=UNSTABLE, fixed_ms=tuple(service), busy=1.0)
+        first = FirstToken(waiting=Waits(first=UNSTABLE, second=NONE), fixed_ms=tuple(service), busy=1.0)
     else:
         first = first_token(prefill, service, hand_off, num_prefill, traffic)
     step = decode_step(decode, traffic, traffic.rate_rps / num_decode)
+    slots = num_decode * slots_of(decode, traffic.decode, target.tpot_ms)
+    first = msgspec.structs.replace(
+        first, waiting=Waits(first=first.waiting.first, second=slot_wait(slots, traffic, step))
+    )
     capacity = decode_capacity_rps(decode, traffic.decode, target.tpot_ms)
     return Outcome(
         first=first,
-        step=step,
-        attainment=first.within(target.ttft_ms or math.inf)
-        * step.within(target.tpot_ms or math.inf)
-        * room(step, target),
+        step=msgspec.structs.replace(step, cap_ms=target.tpot_ms or math.inf),
+        attainment=first.within(target.ttft_ms or math.inf),
         prefill_busy=min(1.0, first.busy),
         decode_busy=min(1.0, traffic.rate_rps / num_decode / capacity) if capacity > 0 else 1.0,
         link_busy=min(1.0, link_busy),
     )
 
 
-def room(step: Step, target: SloTarget) -> float:
-    """Probability (0 to 1) that waiting for memory does not break the TTFT target."""
-    return step.fits if target.ttft_ms is not None else step.fits_on_average
+def slots_of(latency: LatencyModel, moments: DecodeMoments, tau_ms: float | None) -> int:
+    """Return how many requests of mean context a worker decodes at once within its memory and, if given, a step.
+
+    The scheduler admits no more, so TPOT holds and what is beyond waits for a slot, on TTFT's account.
+    """
+    cost, context = latency.decode, moments.kv / moments.o
+    by_memory = latency.kv_capacity_tokens / context
+    one = cost.per_request_ms + cost.per_kv_token_ms * context
+    by_time = math.inf if tau_ms is None else (tau_ms - cost.fixed_ms) / max(one, 1e-12)
+    return max(0, int(min(by_memory, by_time, latency.max_running)))
+
+
+def slot_wait(slots: int, traffic: Traffic, step: Step) -> Wait:
+    """Return the wait for one of so many decode slots, each held for an answer's length of steps."""
+    if slots < 1 or math.isinf(step.mean_ms):
+        return UNSTABLE
+    moments = traffic.decode
+    return wait(
+        servers=slots,
+        rate_rps=traffic.rate_rps,
+        mean_service_ms=moments.o * step.mean_ms,
+        service_squared_cv=max(0.0, moments.o_squared / moments.o**2 - 1),
+        dispersion=traffic.answer_dispersion,
+    )
 
 
 def loaded_step(latency: LatencyModel, traffic: Traffic, rate: float, step_ms: float) -> Step:
@@ -208,7 +218,7 @@ def loaded_step(latency: LatencyModel, traffic: Traffic, rate: float, step_ms: f
     cost, moments = latency.decode, traffic.decode
     if math.isinf(step_ms):
         batch = kv = math.inf
-        deviation = kv_deviation = 0.0
+        deviation = 0.0
     else:
         batch, kv = rate * step_ms * moments.o, rate * step_ms * moments.kv
         clumps = max(1.0, traffic.answer_dispersion)
@@ -218,15 +228,12 @@ def loaded_step(latency: LatencyModel, traffic: Traffic, rate: float, step_ms: f
             + cost.per_kv_token_ms**2 * moments.kv_squared
         )
         deviation = math.sqrt(rate * step_ms * squared * clumps)
-        kv_deviation = math.sqrt(rate * step_ms * moments.kv_squared * clumps)
     return Step(
         mean_ms=step_ms,
         deviation_ms=deviation,
         batch=batch,
         kv_tokens=kv,
-        kv_deviation=kv_deviation,
         kv_capacity_tokens=latency.kv_capacity_tokens,
-        max_running=latency.max_running,
         decode_only_ms=step_ms,
     )
 
@@ -244,7 +251,7 @@ def first_token(
         dispersion=traffic.prompt_dispersion,
     )
     return FirstToken(
-        waiting=waiting,
+        waiting=Waits(first=waiting, second=NONE),
         fixed_ms=tuple(latency.front_ms + s + a for s, a in zip(service, after, strict=True)),
         busy=traffic.rate_rps * mean_service / MS / servers,
     )

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+LARGE = 60  # servers from which a limit stands for Erlang's recursion
+ENDLESS = 8.0  # standard deviations of spare servers beyond which nobody waits
+NEGLIGIBLE = 1e-4  # a wait that fewer requests see than this is left out
+
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of the wait: zero with probability 1 - `delayed`, else exponential with mean `mean_delay_ms`."""
@@ -21,26 +25,47 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         """Mean wait over all requests."""
         return self.delayed * self.mean_delay_ms
 
-    def within(self, limit_ms: float) -> float:
-        """Return the probability (0 to 1) that the wait is at most `limit_ms`."""
-        if limit_ms < 0:
-            return 0.0
-        if math.isinf(self.mean_delay_ms):
-            return 0.0
-        return 1 - self.delayed * math.exp(-limit_ms / self.mean_delay_ms) if self.mean_delay_ms > 0 else 1.0
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Two independent waits one after the other."""
+
+    first: Wait
+    second: Wait
+
+    @property
+    def stable(self) -> bool:
+        """Whether both waits end."""
+        return not math.isinf(self.first.mean_delay_ms) and not math.isinf(self.second.mean_delay_ms)
+
+    @property
+    def longest_ms(self) -> float:
+        """The larger mean of a wait that happens."""
+        return max(self.first.mean_delay_ms, self.second.mean_delay_ms)
 
     def within_all(self, limits_ms: Sequence[float]) -> float:
-        """Return the mean of `within` over equally likely limits; written out, since searches spend their time here."""
-        if not limits_ms or math.isinf(self.mean_delay_ms):
+        """Return the probability (0 to 1), averaged over equally likely limits, that both end within the limit."""
+        if not limits_ms or not self.stable:
             return 0.0
         met = [limit for limit in limits_ms if limit >= 0]
-        if self.delayed <= 0 or self.mean_delay_ms <= 0:
+        one, two = self.first, self.second
+        if one.delayed <= NEGLIGIBLE or one.mean_delay_ms <= 0:
+            one, two = two, one
+        if one.delayed <= NEGLIGIBLE or one.mean_delay_ms <= 0:
             return len(met) / len(limits_ms)
-        exp, rate = math.exp, -1 / self.mean_delay_ms
-        late = sum([exp(limit * rate) for limit in met])
-        return (len(met) - self.delayed * late) / len(limits_ms)
+        m1, m2, exp = one.mean_delay_ms, two.mean_delay_ms, math.exp
+        if two.delayed <= NEGLIGIBLE or m2 <= 0:
+            late = one.delayed * sum([exp(-limit / m1) for limit in met])
+            return (len(met) - late) / len(limits_ms)
+        if abs(m1 - m2) < 1e-6 * m1:
+            m2 *= 1 - 1e-5  # the sum of two like exponentials, as the limit of unlike ones
+        both = one.delayed * two.delayed
+        a = one.delayed * (1 - two.delayed) + both * m1 / (m1 - m2)
+        b = (1 - one.delayed) * two.delayed - both * m2 / (m1 - m2)
+        late = sum([a * exp(-limit / m1) + b * exp(-limit / m2) for limit in met])
+        return (len(met) - late) / len(limits_ms)
 
 
+NONE = Wait(delayed=0.0, mean_delay_ms=0.0)
 UNSTABLE = Wait(delayed=1.0, mean_delay_ms=math.inf)
 
 
@@ -55,6 +80,14 @@ def erlang_c(servers: int, load: float) -> float:
         return 0.0
     if load >= servers:
         return 1.0
+    if servers > LARGE:
+        # Halfin and Whitt's limit: exact to a percent here, and free of the recursion
+        spare = (1 - load / servers) * math.sqrt(servers)
+        if spare > ENDLESS:
+            return 0.0
+        below = 0.5 * (1 + math.erf(spare / math.sqrt(2)))
+        density = math.exp(-spare * spare / 2) / math.sqrt(2 * math.pi)
+        return 1 / (1 + spare * below / density)
     blocked = 1.0  # Erlang B by its stable recursion
     for busy in range(1, servers + 1):
         blocked = load * blocked / (busy + load * blocked)
@@ -78,7 +111,7 @@ def wait(
         return UNSTABLE
     delayed = erlang_c(servers, load)
     if delayed <= 0:
-        return Wait(delayed=0.0, mean_delay_ms=0.0)
+        return NONE
     spread = (dispersion + service_squared_cv) / 2
     return Wait(delayed=delayed, mean_delay_ms=mean_service_ms / (servers - load) * spread)
 
@@ -92,11 +125,11 @@ def normal_below(limit: float, centre: float, deviation: float) -> float:
     return 0.5 * (1 + math.erf((limit - centre) / (deviation * math.sqrt(2))))
 
 
-def quantile_of_sum(fixed_ms: Sequence[float], waiting: Wait, share: float) -> float:
-    """Return the quantile of (one of `fixed_ms`, equally likely) + wait, by bisection; infinite if unstable."""
-    if math.isinf(waiting.mean_delay_ms):
+def quantile_of_sum(fixed_ms: Sequence[float], waiting: Waits, share: float) -> float:
+    """Return the quantile of (one of `fixed_ms`, equally likely) + waits, by bisection; infinite if unstable."""
+    if not waiting.stable:
         return math.inf
-    low, high = 0.0, max(fixed_ms) + 60 * waiting.mean_delay_ms + 1e-9
+    low, high = 0.0, max(fixed_ms) + 60 * waiting.longest_ms + 1e-9
     for _ in range(50):
         middle = (low + high) / 2
         below = waiting.within_all([middle - f for f in fixed_ms])

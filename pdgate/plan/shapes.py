@@ -7,7 +7,7 @@ import msgspec
 
 from pdgate.plan.fleet import Worker
 
-SHORT_PROMPTS = (64, 256, 512, 1024, 2048)  # up to so many uncached tokens a mixed fleet prefills on unified workers
+SHORT_PROMPTS = (0, 256, 512, 1024, 2048)  # up to so many uncached tokens go to unified workers; 0 = balanced load
 FLOOR_FROM, FLOOR = 6, 2  # from six workers on a split keeps two of each role
 UNIFIED_FLOOR_FROM = 8  # from eight on also one unified worker, for short prompts and fallback
 
@@ -86,7 +86,7 @@ def unified_shapes(workers: Sequence[Worker], gpus: int) -> Iterator[Shape]:
 def split_shapes(
     kind: Kind, prefill: Sequence[Worker], decode: Sequence[Worker], gpus: int, *, decode_gpus: int | None = None
 ) -> Iterator[Shape]:
-    """Return every division of the GPUs into prefill and decode workers, from eight workers on with one on standby.
+    """Return every division of the GPUs into prefill and decode workers, from eight workers on with one unified.
 
     Args:
         kind: which way.
@@ -146,7 +146,7 @@ def keeps_floors(prefill: int, decode: int, unified: int = 0) -> bool:
 
 
 def _split_shape(kind: Kind, p: int, d: int, p_worker: Worker, d_worker: Worker, standby: int = 0) -> Shape:
-    """A split; a unified worker on standby takes no share of the planned traffic."""
+    """A split, with or without a unified worker that takes its share of the load."""
     return Shape(
         kind=kind,
         prefill=p,

@@ -29,6 +29,7 @@ class DecodeMoments(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     o: float
+    o_squared: float
     kv: float  # E[n*O + O^2/2]: token-steps of resident KV
     kv_squared: float  # E[n^2*O + n*O^2 + O^3/3]: squared KV, summed over the steps
     prompt: float  # E[n + O]: KV tokens at the end
@@ -229,14 +230,17 @@ def _strata(pairs: list[tuple[int, int]]) -> tuple[Prompt, ...]:
 def decode_moments(workload: Workload) -> DecodeMoments:
     """Return the moments of a workload's decode work."""
     count = len(workload.requests)
-    o = kv = kv_squared = prompt = 0.0
+    o = o_squared = kv = kv_squared = prompt = 0.0
     for request in workload.requests:
         n, out = float(request.prompt_tokens), float(request.output_tokens)
         o += out
+        o_squared += out * out
         kv += n * out + out * out / 2
         kv_squared += n * n * out + n * out * out + out**3 / 3
         prompt += n + out
-    return DecodeMoments(o=o / count, kv=kv / count, kv_squared=kv_squared / count, prompt=prompt / count)
+    return DecodeMoments(
+        o=o / count, o_squared=o_squared / count, kv=kv / count, kv_squared=kv_squared / count, prompt=prompt / count
+    )
 
 
 def _rounded(tokens: float | None) -> int | None:

@@ -1,9 +1,10 @@
 """Attainment of workers that do both phases, in chunks, in closed form. Pure.
 
 A unified worker at `r` requests a second spends `kappa*S` of step time on each prompt, so its mean step is
-`t = d0 / (1 - r*(kappa*S + Dc))`, however the prompts are cut. Chunks fill a step up to the budget `b` (the TPOT target
-less some headroom), so a prompt's service stretches by `1/(1 - t_decode/b)`; the worker keeps up as long as
-`r*(kappa*S + Dc) <= 1 - d0/b`. While a prompt is worked on, steps last `b`; the rest of the time only `t_decode`.
+`t = d0 / (1 - r*(kappa*S + Dc))`, however the prompts are cut. Chunks fill a step up to the budget `b` (the TPOT
+target less some headroom), so a prompt's service stretches by `1/(1 - t_decode/b)`; the worker keeps up as long as
+`r*(kappa*S + Dc) <= 1 - d0/b` if it always decodes; with few answers at once it often does not. While a prompt is
+worked on, steps last `b`; the rest of the time only `t_decode`.
 """
 
 import math
@@ -23,9 +24,10 @@ from pdgate.plan.pools import (
     first_token,
     loaded_step,
     prompt_ms,
-    room,
+    slot_wait,
+    slots_of,
 )
-from pdgate.plan.queueing import UNSTABLE
+from pdgate.plan.queueing import NONE, UNSTABLE, Waits
 from pdgate.plan.traffic import Traffic
 from pdgate.plan.workload import mean
 
@@ -50,16 +52,18 @@ def unified_outcome(
     service = [mixing * s for s in prompt_ms(latency, traffic)]
     capacity = decode_capacity_rps(latency, traffic.decode, target.tpot_ms, prefill_ms=mean(service))
     rate = traffic.rate_rps / num_workers
+    slots = num_workers * slots_of(latency, traffic.decode, None)
     found: Outcome | None = None
     for headroom in HEADROOMS if target.tpot_ms else (0.0,):
         step, share = _mixed_step(latency, service, rate, traffic, target.tpot_ms, headroom)
         if share <= 0:
-            first = FirstToken(waiting=UNSTABLE, fixed_ms=tuple(service), busy=1.0)
+            first = FirstToken(waiting=Waits(first=UNSTABLE, second=NONE), fixed_ms=tuple(service), busy=1.0)
         else:
             first = first_token(latency, [s / share for s in service], [0.0] * len(service), num_workers, traffic)
+            waiting = Waits(first=first.waiting.first, second=slot_wait(slots, traffic, step))
+            first = msgspec.structs.replace(first, waiting=waiting)
         step = msgspec.structs.replace(step, mixed_share=min(1.0, first.busy))
         attainment = first.within(target.ttft_ms or math.inf) * step.within(target.tpot_ms or math.inf)
-        attainment *= room(step, target)
         if found is None or attainment > found.attainment:
             found = Outcome(
                 first=first,
@@ -93,5 +97,7 @@ def _mixed_step(
         budget = decode_only + latency.prefill.ms(OPEN_CHUNK_TOKENS)
     else:
         budget = tau_ms - headroom * step.deviation_ms
-    share = 1 - decode_only / budget if budget > 0 else 0.0
+    # a worker without a running answer spends its steps on prompts alone
+    idle = math.exp(-step.batch)
+    share = idle + (1 - idle) * (1 - decode_only / budget) if budget > decode_only else 0.0
     return msgspec.structs.replace(step, decode_only_ms=decode_only, mixed_ms=budget), share

@@ -1,6 +1,7 @@
 """An event-driven referee for the closed form: the same workers and traffic, played request by request.
 
-Prefill workers share one FIFO queue. A decode worker runs one step after the other; requests join at the next step. A
+Prefill workers share one FIFO queue. A decode worker runs one step after the other; requests join at the next step, but
+only as long as the step stays within the TPOT target, and otherwise wait, on TTFT's account. A
 unified worker adds to each step as much of its oldest prompt as fits under the step budget. Requests go to the worker
 with the least of what it queues. Nothing here is shared with the closed form but the workers' coefficients.
 """
@@ -40,7 +41,7 @@ def decode_ms(cost, batch):
     return cost.fixed_ms + cost.per_request_ms * batch.running + cost.per_kv_token_ms * batch.kv_tokens
 
 
-def simulate_split(requests, prefill, decode, num_prefill, num_decode, layers):
+def simulate_split(requests, prefill, decode, num_prefill, num_decode, layers, tpot_ms):
     """Return (ttft_ms, tpot_ms) of each request; requests are (arrival_ms, prompt, output)."""
     free = [0.0] * num_prefill
     heapq.heapify(free)
@@ -59,10 +60,18 @@ def simulate_split(requests, prefill, decode, num_prefill, num_decode, layers):
         waiting, batch, now = deque(queue), Batch(), 0.0
         while waiting or batch.running:
             if not batch.running:
-                now = max(now, waiting[0][0])
+                now = max(now, waiting[0][0])  # idle until the next one is handed over
             while waiting and waiting[0][0] <= now:
+                batch.running += 1
+                batch.kv_tokens += waiting[0][2]
+                fits = decode_ms(decode.decode, batch) <= tpot_ms and batch.kv_tokens <= decode.kv_capacity_tokens
+                batch.running -= 1
+                batch.kv_tokens -= waiting[0][2]
+                if not fits and batch.running:
+                    break
                 ready, key, prompt, output = waiting.popleft()
-                batch.join(key, ready, prompt, max(1, output - 1))
+                ttft[key] += now - ready
+                batch.join(key, now, prompt, max(1, output - 1))
             now += decode_ms(decode.decode, batch)
             for key, start, output in batch.step(now):
                 tpot[key] = (now - start) / output

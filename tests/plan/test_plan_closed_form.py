@@ -1,6 +1,7 @@
 """The closed form: textbook values by hand, invariants, and agreement with an event-driven referee."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from pdgate.plan.hardware import accelerators
 from pdgate.plan.models import find_model
 from pdgate.plan.options import best, capacity_rps, load_of
 from pdgate.plan.pools import decode_capacity_rps, decode_step_ms, split_outcome
-from pdgate.plan.queueing import erlang_c, quantile_of_sum, wait
+from pdgate.plan.queueing import NONE, Wait, Waits, erlang_c, quantile_of_sum, wait
 from pdgate.plan.shapes import Kind, split_shapes, unified_shapes
 from pdgate.plan.traffic import DecodeMoments, Traffics, decode_moments, dispersion
 from pdgate.plan.unified import unified_outcome
@@ -57,17 +58,39 @@ def test_deterministic_service_understates_the_wait_of_public_prompts_by_1_9_to_
 
 def test_an_overloaded_pool_never_answers_in_time():
     found = wait(servers=2, rate_rps=21, mean_service_ms=100, service_squared_cv=1, dispersion=1)
-    assert found.within(1e9) == 0
-    assert math.isinf(quantile_of_sum([1.0], found, 0.5))
+    both = Waits(first=found, second=NONE)
+    assert both.within_all([1e9]) == 0
+    assert math.isinf(quantile_of_sum([1.0], both, 0.5))
 
 
 def test_quantiles_of_a_sum_invert_its_distribution():
     found = wait(servers=1, rate_rps=5, mean_service_ms=100, service_squared_cv=1, dispersion=1)
     # M/M/1 with a constant added: P(W > t) = 0.5*exp(-t/200), so P95 = 200*ln(10)
-    assert quantile_of_sum([30.0], found, 0.95) == pytest.approx(30 + 200 * math.log(10), rel=1e-6)
+    only = Waits(first=found, second=NONE)
+    assert quantile_of_sum([30.0], only, 0.95) == pytest.approx(30 + 200 * math.log(10), rel=1e-6)
 
 
-MOMENTS = DecodeMoments(o=100, kv=100 * 1000 + 5000, kv_squared=0, prompt=1100)
+@pytest.mark.parametrize("means", [(100.0, 40.0), (40.0, 100.0), (60.0, 60.0)])
+def test_two_waits_in_a_row_add_up(means):
+    """Against a plain simulation of the sum."""
+    rng = random.Random(2)
+    first, second = (Wait(delayed=d, mean_delay_ms=m) for d, m in zip((0.6, 0.3), means, strict=True))
+    drawn = [
+        sum(rng.expovariate(1 / w.mean_delay_ms) if rng.random() < w.delayed else 0.0 for w in (first, second))
+        for _ in range(40_000)
+    ]
+    for limit in (0.0, 20.0, 90.0, 300.0):
+        seen = sum(value <= limit for value in drawn) / len(drawn)
+        assert Waits(first=first, second=second).within_all([limit]) == pytest.approx(seen, abs=0.01)
+
+
+def test_the_limit_for_large_pools_meets_the_recursion():
+    for load in (45.0, 55.0, 58.0):
+        assert erlang_c(61, load * 61 / 60) == pytest.approx(erlang_c(60, load), abs=0.02)
+    assert erlang_c(5000, 100.0) == 0.0
+
+
+MOMENTS = DecodeMoments(o=100, o_squared=0, kv=100 * 1000 + 5000, kv_squared=0, prompt=1100)
 
 
 def test_decode_capacity_is_the_design_formula_when_time_binds():
@@ -173,6 +196,7 @@ def test_the_closed_form_agrees_with_the_referee(described, asked, kind):
                 shape.prefill,
                 shape.decode,
                 setting.shape.layers,
+                setting.target.tpot_ms,
             )
         return attained(found, setting.target.ttft_ms, setting.target.tpot_ms)
 
