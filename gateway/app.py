@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from contracts.catalog import Catalog
 from contracts.environment import asyncpg_url
 from contracts.errors import ServingError
+from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
@@ -51,7 +52,8 @@ log = structlog.get_logger()
 DRAIN_S: Final = 0.8
 _RESTART_S: Final = 0.5
 _TICK_S: Final = 1.0
-_REDIS_CONNECTIONS: Final = 16
+_REDIS_CONNECTIONS: Final = 8
+_REDIS_TIMEOUT_S: Final = 2.0
 
 
 class Outward:
@@ -70,8 +72,11 @@ class Gateway:
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
         self.gateway_id = gateway_id
-        self.redis = _redis(settings.redis_url, connections=_REDIS_CONNECTIONS, timeout_s=2.0)
-        self._blocking_redis = _redis(settings.redis_url, connections=1, timeout_s=4.0)
+        self.redis = _redis(settings.redis_url)
+        # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
+        self._requests = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
+        self._settling = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
+        self._notified = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
         self.engine = create_async_engine(
             asyncpg_url(settings.database_url),
             pool_size=4,
@@ -79,19 +84,21 @@ class Gateway:
             pool_timeout=2.0,
             connect_args={"timeout": 2.0, "command_timeout": 5.0},
         )
-        scripts = SettlementScripts(self.redis)
         self.table = LiveTable()
         self.workshop = PromptWorkshop(threads=settings.tokenizer_threads)
         self.prices = Prices(self.engine)
         self.fleet = Fleet(self.redis, catalog, self.table, gateway_id=gateway_id, period_s=settings.discovery_s)
         self.models = Models(catalog, settings.models_dir, prices=self.prices, fleet=self.fleet, workshop=self.workshop)
         self.auth = Authenticator(
-            Tenants(self.engine), self.redis, max_entries=settings.key_cache_entries, now_s=time.monotonic
-        )
-        self.inbox = Inbox(self.redis)
-        self.settlement = Settlement(
+            Tenants(self.engine),
             self.redis,
-            scripts,
+            self._requests,
+            max_entries=settings.key_cache_entries,
+            now_s=time.monotonic,
+        )
+        self.inbox = Inbox(self._requests)
+        self.settlement = Settlement(
+            self._settling,
             Journal(settings.journal_dir, gateway_id, max_bytes=settings.journal_max_bytes),
             Records(telemetry.instruments),
             max_waiting=settings.settlements_in_memory,
@@ -104,7 +111,7 @@ class Gateway:
             models=self.models,
             prices=self.prices,
             workshop=self.workshop,
-            admission=Admission(scripts, self.auth),
+            admission=Admission(SettlementScripts(self._requests), self.auth),
             fleet=self.fleet,
             inbox=self.inbox,
             table=self.table,
@@ -112,7 +119,7 @@ class Gateway:
         )
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.watchers = Watchers()
-        self._notices = Notices(self._blocking_redis, self.table, self.fleet, gateway_id=gateway_id)
+        self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
         telemetry.instruments.observe("pdgate_streams", lambda: [(len(self.table), {})], "Requests in this gateway.")
         telemetry.instruments.observe(
@@ -154,7 +161,8 @@ class Gateway:
         await self._lease.release()
         self.workshop.close()
         await self.redis.aclose()
-        await self._blocking_redis.aclose()
+        for connection in (self._requests, self._settling, self._notified):
+            connection.close()
         await self.engine.dispose()
 
     async def _drain(self) -> None:
@@ -171,10 +179,14 @@ class Gateway:
                 generation.output.tick(now_s)
 
 
-def _redis(url: str, *, connections: int, timeout_s: float) -> Redis:
+def _redis(url: str) -> Redis:
     """Return a client whose callers wait for a connection instead of failing when all are in use."""
     pool = BlockingConnectionPool.from_url(
-        url, max_connections=connections, timeout=timeout_s, socket_timeout=timeout_s, socket_connect_timeout=1.0
+        url,
+        max_connections=_REDIS_CONNECTIONS,
+        timeout=_REDIS_TIMEOUT_S,
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=1.0,
     )
     return Redis.from_pool(pool)
 

@@ -12,7 +12,7 @@ Redis, since revoking publishes there.
 import datetime as dt
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.errors import DependencyDown, InvalidApiKey
+from contracts.resp import RespConnection
 from gateway.single_flight import SingleFlight
 from gateway.tenants import KEY_PREFIX, ApiKey, Tenants, hash_key, publish_key_state
 
@@ -43,9 +44,18 @@ class _Cached(msgspec.Struct):
 class Authenticator:
     """Finds the key of a request. Errors: InvalidApiKey, DependencyDown."""
 
-    def __init__(self, tenants: Tenants, redis: Redis, *, max_entries: int, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tenants: Tenants,
+        redis: Redis,
+        connection: RespConnection,
+        *,
+        max_entries: int,
+        now_s: Callable[[], float],
+    ) -> None:
         self._tenants = tenants
         self._redis = redis
+        self._connection = connection
         self._max_entries = max_entries
         self._now_s = now_s
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
@@ -73,8 +83,7 @@ class Authenticator:
         """Return the active key, compared with the shard; for routes that reserve nothing."""
         key = await self.authenticate(authorization)
         try:
-            answer: Any = self._redis.hget(keys.key_states(key.organisation_id), key.id)
-            known = await answer
+            known: bytes | None = await self._connection.call("HGET", keys.key_states(key.organisation_id), key.id)
         except RedisError:
             return key  # as good as the cache: at most FRESH_S old
         if known is not None and known.decode() != key.key_state:

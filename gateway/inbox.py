@@ -4,10 +4,10 @@ import asyncio
 from typing import Final
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.resp import RespConnection
 from contracts.wire import FIELD, InboxEntry, Submit, encode
 
 log = structlog.get_logger()
@@ -19,15 +19,15 @@ _RETRY_S: Final = 0.2
 class Inbox:
     """Writes inbox entries. `run` until cancelled."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def __init__(self, connection: RespConnection) -> None:
+        self._connection = connection
         self._waiting: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_MAX_WAITING)
         self.num_dropped = 0
 
     async def submit(self, submit: Submit) -> str:
         """Write a request and return the entry's id. Raises RedisError."""
-        entry_id = await self._redis.xadd(keys.inbox(submit.pool), {FIELD: encode(submit)})
-        return entry_id.decode() if isinstance(entry_id, bytes) else str(entry_id)
+        entry_id: bytes = await self._connection.call("XADD", keys.inbox(submit.pool), "*", FIELD, encode(submit))
+        return entry_id.decode()
 
     def tell(self, pool: str, entry: InboxEntry) -> None:
         """Write an abort or a continuation soon; dropped and counted when too many wait."""
@@ -43,7 +43,7 @@ class Inbox:
             stream, raw = await self._waiting.get()
             while True:
                 try:
-                    await self._redis.xadd(stream, {FIELD: raw})
+                    await self._connection.call("XADD", stream, "*", FIELD, raw)
                     break
                 except (RedisError, OSError):
                     await asyncio.sleep(_RETRY_S)

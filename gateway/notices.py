@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.resp import RespConnection
 from contracts.wire import FIELD, AttemptLost, Placed, Refused, decode_notice
 from gateway.fleet import Fleet
 from gateway.table import LiveTable
@@ -24,9 +24,9 @@ _FIELD: Final = FIELD.encode()
 class Notices:
     """Reads notices and hands them to their requests. `run` until cancelled."""
 
-    def __init__(self, redis: Redis, table: LiveTable, fleet: Fleet, *, gateway_id: str) -> None:
-        """`redis` is a client of its own, since the read blocks its connection."""
-        self._redis = redis
+    def __init__(self, connection: RespConnection, table: LiveTable, fleet: Fleet, *, gateway_id: str) -> None:
+        """`connection` is this reader's own, since the read blocks it."""
+        self._connection = connection
         self._table = table
         self._fleet = fleet
         self._stream = keys.notices(gateway_id)
@@ -36,7 +36,9 @@ class Notices:
         """Read again and again, however long Redis is away."""
         while True:
             try:
-                answer: Any = await self._redis.xread({self._stream: self._last_id}, count=_COUNT, block=_BLOCK_MS)
+                answer: Any = await self._connection.call(
+                    "XREAD", "COUNT", _COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._stream, self._last_id
+                )
             except (RedisError, OSError):
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -67,13 +69,8 @@ class Notices:
 
 
 def _entries(answer: Any) -> list[tuple[bytes, bytes]]:
-    """Return (id, payload) of an XREAD answer in either protocol version."""
+    """Return (id, payload) of the entries in an XREAD answer: [[stream, [[id, [field, value, ...]], ...]]]."""
     if not answer:
         return []
-    streams = answer.items() if isinstance(answer, dict) else answer
-    found: list[tuple[bytes, bytes]] = []
-    for _, entries in streams:
-        # RESP3 wraps the entries of each stream in one more list.
-        rows = entries[0] if entries and isinstance(entries[0], list) else entries
-        found.extend((entry_id, fields[_FIELD]) for entry_id, fields in rows if _FIELD in fields)
-    return found
+    ((_, rows),) = answer
+    return [(entry_id, fields[fields.index(_FIELD) + 1]) for entry_id, fields in rows if _FIELD in fields]

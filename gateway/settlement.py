@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.resp import Argument, RespConnection
 from contracts.settlement import SettlementScripts, actual_usage
 from contracts.wire import FIELD, RequestOutcome, encode
 from gateway.journal import Journal
@@ -35,11 +35,9 @@ _OUTCOMES_KEPT: Final = 100_000
 class Settlement:
     """Settles closed requests. `recover`, then `run` until cancelled, then `drain` before and `close` after."""
 
-    def __init__(
-        self, redis: Redis, scripts: SettlementScripts, journal: Journal, records: Records, *, max_waiting: int
-    ) -> None:
-        self._redis = redis
-        self._scripts = scripts
+    def __init__(self, connection: RespConnection, journal: Journal, records: Records, *, max_waiting: int) -> None:
+        self._connection = connection
+        self._scripts = SettlementScripts(connection)
         self._journal = journal
         self._records = records
         self._waiting: asyncio.Queue[Closed] = asyncio.Queue(max_waiting)
@@ -107,8 +105,7 @@ class Settlement:
         left = self._in_hand = batch
         while left:
             try:
-                for closed in left:
-                    await self._settle(closed)
+                await self._settle_all(left)
                 await self._finish(left)
                 left = ()
             except (RedisError, OSError) as error:
@@ -131,27 +128,42 @@ class Settlement:
                 self._waiting.put_nowait(closed)
         await asyncio.sleep(_RETRY_S)
 
-    async def _settle(self, closed: Closed) -> None:
+    async def _settle_all(self, batch: Sequence[Closed]) -> None:
+        """Settle each request; the calls share a write. Raises RedisError when one did not go through."""
+        async with asyncio.TaskGroup() as tasks:
+            settling = [tasks.create_task(self._settle(closed)) for closed in batch]
+        for task in settling:
+            error = task.result()
+            if error is not None:
+                raise error
+
+    async def _settle(self, closed: Closed) -> Exception | None:
         event = closed.event
-        if await self._scripts.settle(event, actual_usage(event)):
+        try:
+            first = await self._scripts.settle(event, actual_usage(event))
+        except (RedisError, OSError) as error:
+            return error
+        if first:
             self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
         else:  # by a scheduler that took us for dead, or by us before an answer was lost
             log.info("settled_before", rid=event.rid)
+        return None
 
     async def _finish(self, batch: Sequence[Closed]) -> None:
-        """Tell the schedulers and clear the pools' records: one pipeline per pool, each on one tag."""
+        """Tell the schedulers and clear the pools' records. Raises RedisError."""
+        commands: list[tuple[Argument, ...]] = []
         for pool in {closed.event.pool for closed in batch}:
-            steps = self._redis.pipeline(transaction=False)
             mine = [closed for closed in batch if closed.event.pool == pool]
-            for closed in mine:
-                outcome = encode(_outcome(closed))
-                steps.xadd(keys.outcomes(pool), {FIELD: outcome}, maxlen=_OUTCOMES_KEPT, approximate=True)
+            kept = ("MAXLEN", "~", _OUTCOMES_KEPT)
+            commands += [("XADD", keys.outcomes(pool), *kept, "*", FIELD, encode(_outcome(c))) for c in mine]
             entry_ids = [closed.entry_id for closed in mine if closed.entry_id]
             if entry_ids:
-                steps.xack(keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids)
-                steps.xdel(keys.inbox(pool), *entry_ids)
-            steps.delete(*(keys.inflight(pool, closed.event.rid) for closed in mine))
-            await steps.execute()
+                commands.append(("XACK", keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids))
+                commands.append(("XDEL", keys.inbox(pool), *entry_ids))
+            commands.append(("DEL", *(keys.inflight(pool, closed.event.rid) for closed in mine)))
+        for reply in await self._connection.call_all(commands):
+            if isinstance(reply, Exception):
+                raise reply
 
     async def _empty_journal(self) -> None:
         if self._only_in_journal:

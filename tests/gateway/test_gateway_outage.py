@@ -14,6 +14,7 @@ from contracts import keys
 from contracts.catalog import Catalog
 from contracts.lifecycle import FinishReason, Phase, Role
 from contracts.rating import Price, Tokens
+from contracts.resp import RespConnection
 from contracts.settlement import Reservation, Reserved, SettlementScripts, encode_owner
 from contracts.slo import SloTarget
 from contracts.units import Nano, NanoPerMillion
@@ -109,7 +110,9 @@ def test_a_full_journal_refuses_and_counts(tmp_path: Path):
     assert len(journal.read()) == taken
 
 
-async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(redis: Redis, tmp_path: Path):
+async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(
+    redis: Redis, redis_url: str, tmp_path: Path
+):
     await reserve(redis)
     dead = Journal(tmp_path, "dead", max_bytes=10_000)
     dead.open()
@@ -117,7 +120,7 @@ async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(re
     dead.close()
     journal = Journal(tmp_path, "heir", max_bytes=10_000)
     records = Records(SilentTelemetry().instruments)
-    settlement = Settlement(redis, SettlementScripts(redis), journal, records, max_waiting=10)
+    settlement = Settlement(RespConnection(redis_url), journal, records, max_waiting=10)
     settlement.recover()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(settlement.run())
@@ -130,10 +133,10 @@ async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(re
     assert journals_in(tmp_path) == []
 
 
-async def test_more_than_fits_in_memory_is_settled_from_the_journal(redis: Redis, tmp_path: Path):
+async def test_more_than_fits_in_memory_is_settled_from_the_journal(redis: Redis, redis_url: str, tmp_path: Path):
     journal = Journal(tmp_path, "gateway", max_bytes=100_000)
     records = Records(SilentTelemetry().instruments)
-    settlement = Settlement(redis, SettlementScripts(redis), journal, records, max_waiting=2)
+    settlement = Settlement(RespConnection(redis_url), journal, records, max_waiting=2)
     settlement.recover()
     await reserve(redis)
     others = [f"01a229bd-76e1-7cb4-8f6f-{i:012x}" for i in range(3)]
