@@ -12,7 +12,7 @@ from contracts.lifecycle import Role
 from pdgate.children import ChildSpec
 from pdgate.engine import engine_python
 from pdgate.layout import Layout
-from pdgate.supervisor import STAGE_BILLING, STAGE_GATEWAY, STAGE_SERVING
+from pdgate.supervisor import STAGE_BEHIND, STAGE_GATEWAY
 
 
 class EngineKind(StrEnum):
@@ -76,8 +76,8 @@ class Roster:
         if self._options.engine is EngineKind.SGLANG:  # two cores shared with the engine: be patient
             timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
         return [
-            self._python("scheduler", STAGE_SERVING, {"REDIS_URL": self._redis_url, **timers}),
-            self._python("billing", STAGE_BILLING, {"REDIS_URL": self._redis_url, "DATABASE_URL": self._database_url}),
+            self._python("scheduler", STAGE_BEHIND, {"REDIS_URL": self._redis_url, **timers}),
+            self._python("billing", STAGE_BEHIND, {"REDIS_URL": self._redis_url, "DATABASE_URL": self._database_url}),
             self._python(
                 "gateway",
                 STAGE_GATEWAY,
@@ -131,5 +131,5 @@ class Roster:
                     "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
                 }
                 env = {**self._inherited, **extra_env, **settings}
-                specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_SERVING))
+                specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_BEHIND))
         return specs

@@ -5,7 +5,7 @@
 3. Scheduler, billing and gateway. From here on calls are answered, with 503 until workers are there.
 4. In the background the engine's environment and the models, whichever are missing; then the workers.
 5. When the gateway says ready: URL, key and a `curl`. Until a signal comes, what dies is started again.
-6. Stop: gateway, workers and scheduler, billing, PostgreSQL and Valkey, together within five seconds.
+6. Stop: the gateway, what is behind it, then PostgreSQL and Valkey, together within five seconds.
 """
 
 import asyncio

@@ -17,9 +17,9 @@ from pdgate.children import Children, ChildSpec, last_line
 _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 10.0
 _STEADY_AFTER_S: Final = 30.0
-STAGE_GATEWAY, STAGE_SERVING, STAGE_BILLING = 0, 1, 2
-STOPPED_AFTER_S: Final[Sequence[float]] = (1.8, 2.8, 3.4)
-"""Seconds after which each stage is killed: gateway (settles what runs), workers and scheduler, billing."""
+STAGE_GATEWAY, STAGE_BEHIND = 0, 1
+STOPPED_AFTER_S: Final[Sequence[float]] = (1.8, 2.8)
+"""Seconds after which each stage is killed: the gateway, which settles what runs; all behind it."""
 
 
 def describe_exit(code: int) -> str:

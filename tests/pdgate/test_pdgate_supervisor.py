@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from pdgate.children import Children, ChildSpec, Reaper, last_line, open_log
-from pdgate.supervisor import STAGE_BILLING, STAGE_GATEWAY, STAGE_SERVING, Supervisor, describe_exit
+from pdgate.supervisor import STAGE_BEHIND, STAGE_GATEWAY, Supervisor, describe_exit
 from tests.processes import until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -53,9 +53,9 @@ async def test_stages_stop_in_order_and_what_ignores_sigterm_is_killed(tmp_path)
         async with asyncio.TaskGroup() as tasks:
             supervisor = Supervisor(tasks, Children(tmp_path, reaper), said.append)
             names = ("billing", "gateway", "stubborn")
-            supervisor.keep(spec("billing", last, "b", stage=STAGE_BILLING))
+            supervisor.keep(spec("billing", last, "b", stage=STAGE_BEHIND))
             supervisor.keep(spec("gateway", last, "g", stage=STAGE_GATEWAY))
-            supervisor.keep(spec("stubborn", STUBBORN, stage=STAGE_SERVING))
+            supervisor.keep(spec("stubborn", STUBBORN, stage=STAGE_BEHIND))
             await until(lambda: all(has_written(tmp_path, name) for name in names))
             await supervisor.stop()
         reaper.close()
