@@ -1,6 +1,5 @@
 """A pool per test, on the event loop of the real process."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,9 +7,8 @@ import uvloop
 from rig import Rig, running_rig
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

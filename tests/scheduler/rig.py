@@ -54,7 +54,7 @@ from workers.heartbeat import Heartbeat
 from workers.server import WorkerServer
 
 POOL = "tiny"
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 FAST = LatencyModel(
     prefill=PrefillCost(fixed_ms=1.0, per_token_ms=0.01),
     decode=DecodeCost(fixed_ms=2.0),
@@ -366,7 +366,7 @@ class Rig:
     def scheduler(self, scheduler_id: str = "", *, limits: Limits | None = None, timing: Timing = TIMING):
         """Start a scheduler of the pool."""
         settings = Settings(
-            redis_url=self.redis_url, catalog="", id=scheduler_id or f"s-{len(self._schedulers)}", dead_after_s=1.0
+            redis_url=self.redis_url, catalog="", id=scheduler_id or f"s-{len(self._schedulers)}", dead_after_s=3.0
         )
         redis = redis_client(self.redis_url)
         self._stack.push_async_callback(redis.aclose)
