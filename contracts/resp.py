@@ -115,6 +115,11 @@ class RespConnection:
         except TimeoutError:
             protocol.close()
             raise RedisTimeoutError(f"no reply within {self._timeout_s} s") from None
+        except RedisConnectionError:
+            for future in futures:  # all were lost together; nobody else looks at them
+                if future.done() and not future.cancelled():
+                    future.exception()
+            raise
         return replies
 
     def register_script(self, text: str) -> "Script":

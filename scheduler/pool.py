@@ -39,6 +39,7 @@ log = structlog.get_logger()
 _BLOCK_S = 1.0
 _READ_PAUSE_S = 0.002
 _REDIS_RETRY_S = 0.2
+_REDIS_TIMEOUT_S = 2.0
 _UNHEARD_AFTER_S = 5.0
 """How long an ended request waits for its outcome before its inbox entry is looked up."""
 
@@ -153,8 +154,8 @@ class Term:
         self._outcomes_from = b"0-0"
         self._deposed = asyncio.Event()
         self.book = Book()
-        self._connection = RespConnection(redis_url)
-        self._reader = RespConnection(redis_url)
+        self._connection = RespConnection(redis_url, timeout_s=_REDIS_TIMEOUT_S)
+        self._reader = RespConnection(redis_url, timeout_s=_BLOCK_S + _REDIS_TIMEOUT_S)
         self.outbox = Outbox(self._connection, pool)
         self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0

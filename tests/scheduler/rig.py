@@ -341,14 +341,19 @@ class Rig:
         )
         assert not facts
         worker = RigWorker(server, engine, faults, registration)
-        heartbeat = Heartbeat(self.redis, lambda: registration)
-        worker.tasks = [self._tasks.create_task(part.run()) for part in (server, heartbeat)]
+        worker.tasks = [self._tasks.create_task(server.run())]
+        self.beat(worker)
         self._stack.push_async_callback(worker.kill)
         self.workers.append(worker)
         if attach:
             for gateway in self.gateways:
                 gateway.attach(worker)
         return worker
+
+    def beat(self, worker: RigWorker) -> None:
+        """Start a worker's heartbeat."""
+        heartbeat = Heartbeat(self.redis, lambda: worker.registration)
+        worker.tasks[1:] = [self._tasks.create_task(heartbeat.run())]
 
     async def pair(self, latency: LatencyModel = FAST) -> tuple[RigWorker, RigWorker]:
         return await self.worker(Role.PREFILL, latency), await self.worker(Role.DECODE, latency)

@@ -1,0 +1,71 @@
+"""The pipelining Redis connection."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from contracts.resp import RespConnection, Script
+
+
+@pytest.fixture
+async def connection(redis_url: str):
+    opened = RespConnection(redis_url)
+    yield opened
+    opened.close()
+
+
+async def test_replies_come_back_in_order(connection: RespConnection):
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(connection.call("ECHO", str(n))) for n in range(100)]
+    assert [task.result() for task in running] == [str(n).encode() for n in range(100)]
+
+
+async def test_an_error_reply_is_the_callers_alone(connection: RespConnection):
+    await connection.call("SET", "text", b"\x00\xff")
+    replies = await connection.call_all([("GET", "text"), ("INCR", "text"), ("GET", "none")])
+    assert replies[0] == b"\x00\xff"
+    assert isinstance(replies[1], ResponseError)
+    assert replies[2] is None
+    with pytest.raises(ResponseError):
+        await connection.call("INCR", "text")
+
+
+async def test_a_cancelled_call_shifts_no_reply(connection: RespConnection):
+    await connection.call("PING")
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(connection.call("ECHO", "lost"))
+        await asyncio.sleep(0)
+        task.cancel()
+    assert await connection.call("ECHO", "mine") == b"mine"
+
+
+async def test_a_connection_that_was_cut_fails_its_calls_and_opens_again(connection: RespConnection, redis):
+    number = await connection.call("CLIENT", "ID")
+    async with asyncio.TaskGroup() as tasks:
+        blocked = tasks.create_task(_outcome(connection.call("BLPOP", "nothing", 0)))
+        await asyncio.sleep(0)
+        await redis.execute_command("CLIENT", "KILL", "ID", number)
+    assert isinstance(blocked.result(), RedisConnectionError)
+    assert await connection.call("PING") == b"PONG"
+
+
+async def _outcome(call) -> object:
+    try:
+        return await call
+    except RedisConnectionError as error:
+        return error
+
+
+async def test_a_script_is_loaded_when_redis_forgot_it(connection: RespConnection, redis):
+    script = Script(connection, "return {KEYS[1], ARGV[1]}")
+    assert await script(["k"], ["a"]) == [b"k", b"a"]
+    await redis.script_flush()
+    assert await script(["k"], ["b"]) == [b"k", b"b"]
+
+
+async def test_no_redis_is_a_redis_error(tmp_path: Path):
+    with pytest.raises(RedisConnectionError, match="cannot connect"):
+        await RespConnection(f"unix://{tmp_path}/none.sock").call("PING")
