@@ -8,11 +8,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from contracts.roofline import DTYPE_BYTES, Accelerator
+from contracts.roofline import DTYPE_BYTES, Accelerator, Efficiency
 from contracts.slo import SloTarget
 from pdgate.output import show_json
+from pdgate.plan.calibration import calibrated, read_measurements
 from pdgate.plan.described import PRESETS, Description, preset_workload, sample
-from pdgate.plan.fit import FITTED, fitted
+from pdgate.plan.fit import ENGINES, FITTED, fitted
 from pdgate.plan.hardware import accelerators, find_accelerator, parse_gpus
 from pdgate.plan.html import html_report
 from pdgate.plan.models import find_model
@@ -63,6 +64,10 @@ def plan(
     sell: Annotated[str | None, typer.Option(help='Price book per million: "computed,cached,decode".')] = None,
     hardware: Annotated[Path | None, typer.Option(help="Your accelerators, TOML.")] = None,
     fit: Annotated[Path | None, typer.Option(help="Your fitted factors, TOML.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="CSV of your own TPOT measurements on the first kind of GPU; calibrates the fit."),
+    ] = None,
     other_hardware: Annotated[bool, typer.Option(help="Try other GPUs for decode at the same price.")] = False,
     simulation: Annotated[bool, typer.Option(help="Play the fleets under the production policy too.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots.")] = None,
@@ -85,14 +90,15 @@ def plan(
         )
         workload, usual = _traffic(trace, preset, described)
         found = find_model(model)
+        fleet = tuple(parse_gpus(gpus, known))
         question = Question(
             workload=workload,
             shape=found.shape,
             weights=_one_of("--weights", weights or found.weights, tuple(DTYPE_BYTES)),
             kv=_one_of("--kv", kv, ("bf16", "fp8")),
-            engine=_one_of("--engine", engine, ("sglang", "vllm", "trtllm")),
+            engine=_one_of("--engine", engine, ENGINES),
             fit=fitted(fit or FITTED),
-            fleet=tuple(parse_gpus(gpus, known)),
+            fleet=fleet,
             target=parse_target(slo) if slo is not None else usual,
             attainment=attainment,
             network=network,
@@ -105,6 +111,8 @@ def plan(
             prices=_prices(sell),
             alternatives=tuple(known.values()) if other_hardware else (),
         )
+        if measured is not None:
+            question = msgspec.structs.replace(question, fit=_calibrated(measured, question))
         errors = Console(stderr=True)
         with errors.status("planning") as status:
             answer = make_plan(
@@ -156,6 +164,19 @@ def _traffic(trace: Path | None, preset: str | None, described: Description) -> 
         kind, workload = preset_workload(preset)
         usual = SloTarget(ttft_ms=kind.ttft_ms, tpot_ms=kind.tpot_ms)
     return workload.at_rate(described.rate_rps) if described.rate_rps else workload, usual
+
+
+def _calibrated(file: Path, question: Question) -> Efficiency:
+    """The factors moved towards the user's measurements."""
+    rows = read_measurements(
+        file,
+        shape=question.shape,
+        gpu=question.fleet[0][1],
+        weights=question.weights,
+        kv=question.kv,
+        engine=question.engine,
+    )
+    return calibrated(question.fit, rows)
 
 
 def _priced(known: dict[str, Accelerator], prices: list[str]) -> dict[str, Accelerator]:

@@ -18,7 +18,7 @@ import msgspec
 from contracts.roofline import Efficiency, Terms
 from pdgate.plan.least_squares import predict, robust_fit, solve_bounded
 from pdgate.plan.measured import Measured, Transfer
-from pdgate.plan.workload import mean, percentile
+from pdgate.plan.workload import WorkloadError, mean, percentile
 
 FITTED = Path(__file__).with_name("fitted.toml")
 LOW_CONCURRENCY = 4
@@ -111,8 +111,15 @@ def efficiency(found: Coefficients, transfer: Sequence[float]) -> Efficiency:
 
 
 def fitted(file: Path = FITTED) -> Efficiency:
-    """Return the factors that ship with the planner, or those of the user's own fit."""
-    return msgspec.convert(tomllib.loads(file.read_text()), Efficiency)
+    """Return the factors that ship with the planner, or those of the user's own fit.
+
+    Raises:
+        WorkloadError: unreadable, or not a file of factors.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text()), Efficiency)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise WorkloadError(f"{file}: {error}") from None
 
 
 def decode_features(row: Measured, prefill: Sequence[float]) -> list[float]:

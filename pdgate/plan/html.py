@@ -15,7 +15,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2em auto;padding:
 h1{font-size:1.5em}h2{font-size:1.1em;margin-top:2em}table{border-collapse:collapse;width:100%}
 td,th{padding:.25em .6em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
 svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:#333}.unit{fill:#777}
-.grid{stroke:#e5e5e5}.mark{stroke:#dc2626;stroke-dasharray:4 3}.note{color:#555;font-size:.9em}
+.grid{stroke:#e5e5e5}.note{color:#555;font-size:.9em}
 @media(prefers-color-scheme:dark){body{background:#111;color:#eee}td,th{border-color:#333}svg text{fill:#ccc}
 .grid{stroke:#333}.shaded td{color:#111}.note{color:#aaa}}
 """
@@ -94,7 +94,7 @@ def _lengths(workload: Workload) -> str:
     ):
         last = len(values) - 1
         points = [(float(values[last * i // CURVE_POINTS]), i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
-        curves.append(Line(name=name, points=points[: CURVE_POINTS - 1]))
+        curves.append(Line(name=name, points=points))
     return lines(curves, x="tokens", y="share of requests", y_top=1.0)
 
 

@@ -1,5 +1,6 @@
 """Plots as inline SVG: bars, lines and a shaded table. No script, no font, no outside file."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -37,33 +38,34 @@ def bars(rows: Sequence[tuple[str, float, str]], *, unit: str) -> str:
     return "".join(parts)
 
 
-def lines(curves: Sequence[Line], *, x: str, y: str, y_top: float | None = None, mark_x: float | None = None) -> str:
-    """Return curves over common axes from zero; `mark_x` draws a vertical line there."""
-    xs = [px for c in curves for px, _ in c.points] + ([mark_x] if mark_x else [])
-    x_top = max(xs) or 1.0
+def lines(curves: Sequence[Line], *, x: str, y: str, y_top: float | None = None) -> str:
+    """Return curves over a logarithmic x axis (values above zero) and a y axis from zero."""
+    xs = [math.log10(px) for c in curves for px, _ in c.points if px > 0]
+    left, right = math.floor(min(xs)), max(math.ceil(max(xs)), math.floor(min(xs)) + 1)
     top = y_top or max(py for c in curves for _, py in c.points) or 1.0
 
-    def place(px: float, py: float) -> str:
-        right, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-        return f"{LEFT + right * px / x_top:.1f},{TOP + down * (1 - min(py, top) / top):.1f}"
+    def across(px: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log10(px) - left) / (right - left)
+
+    def down(py: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(py, top) / top)
 
     parts = [_open(HEIGHT, f"{y} over {x}")]
-    for part in range(5):
-        value = top * part / 4
-        _, at = place(0, value).split(",")
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{float(at) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-        at, _ = place(x_top * part / 4, 0).split(",")
-        parts.append(f'<text x="{at}" y="{HEIGHT - 24}" text-anchor="middle">{x_top * part / 4:.3g}</text>')
-    if mark_x:
-        at, _ = place(mark_x, 0).split(",")
-        parts.append(f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" class="mark"/>')
+    for quarter in range(5):
+        at = down(top * quarter / 4)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{top * quarter / 4:.3g}</text>')
+    for power in range(left, right + 1):
+        at = across(10.0**power)
+        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" class="grid"/>')
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="middle">{10.0**power:g}</text>')
     for index, curve in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
-        path = " ".join(place(px, py) for px, py in curve.points)
+        path = " ".join(f"{across(px):.1f},{down(py):.1f}" for px, py in curve.points if px > 0)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        at_x = LEFT + 10 + 180 * index
-        parts.append(f'<text x="{at_x}" y="{HEIGHT - 6}" fill="{colour}">{escape(curve.name)}</text>')
+        parts.append(
+            f'<text x="{LEFT + 10 + 180 * index}" y="{HEIGHT - 6}" fill="{colour}">{escape(curve.name)}</text>'
+        )
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end" class="unit">{escape(x)}</text></svg>')
     return "".join(parts)
 

@@ -67,6 +67,12 @@ def workload_of(
     """
     if len(requests) < min_requests:
         raise WorkloadError(f"{name}: {len(requests)} usable requests; at least {min_requests} are needed")
+    for number, request in enumerate(requests, start=1):
+        if min(request.prompt_tokens, request.output_tokens) < 1:
+            raise WorkloadError(
+                f"{name}: request {number} has {request.prompt_tokens} prompt and {request.output_tokens} output "
+                "tokens; both must be at least one"
+            )
     ordered = sorted(requests, key=lambda r: r.arrival_s)
     start = ordered[0].arrival_s
     moved = tuple(msgspec.structs.replace(r, arrival_s=r.arrival_s - start) for r in ordered)

@@ -106,6 +106,7 @@ def test_the_users_price_replaces_the_default():
         ([*QUICK[1:], "--sell", "1,2"], "--sell"),
         ([*QUICK[1:], "--network", "fast"], "--network"),
         ([*QUICK[1:], "--model", "gpt-9"], "neither one of"),
+        ([*QUICK[1:], "--measured", "/nonexistent/own.csv"], "No such file"),
         ([*QUICK[1:], "--fit", "/nonexistent/fit.toml"], "No such file"),
     ],
 )
@@ -127,3 +128,14 @@ def test_targets_are_read_in_either_unit_and_order():
     for wrong in ("ttft=0s", "ttft=1s,ttft=2s", "ttft=1", ""):
         with pytest.raises(WorkloadError):
             parse_target(wrong)
+
+
+def test_own_measurements_change_the_answer(tmp_path):
+    """On a system that decodes three times slower than the fit says, fewer requests keep TPOT."""
+    file = tmp_path / "own.csv"
+    rows = "".join(f"4,{c},1000,200,{40 + c}\n" for c in (1, 8, 32))
+    file.write_text("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms\n" + rows)
+    asked = [*QUICK, "--slo", "ttft=2s,tpot=60ms", "--json"]
+    shipped = json.loads(run(*asked))
+    own = json.loads(run(*asked, "--measured", str(file)))
+    assert own["options"][0]["capacity_rps"] < 0.8 * shipped["options"][0]["capacity_rps"]

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from benches.plan_fit import to_toml
+from contracts.roofline import decode_ms, prefill_ms, prefill_terms
+from pdgate.plan.calibration import calibrated, read_measurements
 from pdgate.plan.fit import (
     CLAIM_ROWS,
     FITTED,
@@ -19,6 +21,7 @@ from pdgate.plan.fit import (
 )
 from pdgate.plan.least_squares import robust_fit, solve_bounded
 from pdgate.plan.measured import read_silicon, read_transfers
+from pdgate.plan.workload import WorkloadError
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +113,50 @@ def test_one_wild_measurement_does_not_move_a_robust_fit():
     targets = [3 + 2.0 * x for _, x in rows]
     targets[7] *= 20
     assert robust_fit(rows, targets, [1.0] * len(rows)) == pytest.approx([3, 2], rel=0.02)
+
+
+def test_a_users_measurements_move_the_planner_towards_their_system(measured, tmp_path):
+    """A system that decodes 40 % slower than the fit says is predicted so after three measurements."""
+    own = [r for r in measured[0] if r.group == "llama-3-70b on H100" and r.use.gpus == 4][:12]
+    shape, gpu, use = own[0].shape, own[0].gpu, own[0].use
+    prior = fit(measured[0])
+    file = tmp_path / "own.csv"
+    lines = [
+        f"{r.use.gpus},{r.concurrency},{r.prompt_tokens},{r.output_tokens},{1.4 * prior.tpot_ms(r)}" for r in own[:12:4]
+    ]
+    file.write_text("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms\n" + "\n".join(lines) + "\n")
+    rows = read_measurements(file, shape=shape, gpu=gpu, weights=use.weights, kv=use.kv, engine="vllm")
+    found = calibrated(fitted(), rows)
+    for run in own:
+        before, after = (decode_ms(run.decode, f) for f in (fitted(), found))
+        assert after / before == pytest.approx(1.4, abs=0.05)
+    assert found.front_ms == fitted().front_ms
+
+
+def test_an_unloaded_ttft_sets_the_front_latency(measured, tmp_path):
+    run = next(r for r in measured[0] if r.group == "llama-3-70b on H100")
+    alone = prefill_ms(prefill_terms(run.shape, run.gpu, run.use, uncached_tokens=1000), fitted())
+    file = tmp_path / "own.csv"
+    rows = "".join(f"{run.use.gpus},{c},1000,100,{20 + c},1,{alone + 12}\n" for c in (1, 2, 4))
+    file.write_text("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms,attention_dp,ttft_ms\n" + rows)
+    seen = read_measurements(
+        file, shape=run.shape, gpu=run.gpu, weights=run.use.weights, kv=run.use.kv, engine="sglang"
+    )
+    assert calibrated(fitted(), seen).front_ms["sglang"] == pytest.approx(12, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("gpus,concurrency\n1,1\n", "missing required field"),
+        ("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms\n1,1,10,10,fast\n", ":2: Expected"),
+        ("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms\n1,1,10,10,0\n", "above zero"),
+        ("gpus,concurrency,prompt_tokens,output_tokens,tpot_ms\n1,1,10,10,5\n", "at least 3"),
+    ],
+)
+def test_measurements_that_cannot_be_used_say_why(measured, tmp_path, text, fault):
+    run = measured[0][0]
+    file = tmp_path / "own.csv"
+    file.write_text(text)
+    with pytest.raises(WorkloadError, match=fault):
+        read_measurements(file, shape=run.shape, gpu=run.gpu, weights="fp8", kv="bf16", engine="sglang")

@@ -102,6 +102,10 @@ def test_an_openai_style_log_is_read_with_its_cached_tokens(tmp_path):
         ('{"created": 1, "model": "x"}\n{"created": 2}\n', r":1: no usage with prompt and output tokens \(2 such"),
         ('{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n', "no time in any of created"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "0 usable requests; at least 2"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,1\n2023-11-16 18:17:04,0,1\n",
+            "request 2 has 0 prompt and 1 output tokens",
+        ),
     ],
 )
 def test_a_file_that_is_not_a_trace_is_refused_with_the_line_and_the_fault(tmp_path, text, fault):
