@@ -11,6 +11,7 @@ from litestar import Litestar
 from litestar.exceptions import HTTPException
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.types import ASGIApp
 from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -22,7 +23,7 @@ from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
 from gateway.admission import Admission
-from gateway.answers import Watchers
+from gateway.answers import Watchers, keep_server_send
 from gateway.auth import Authenticator
 from gateway.chat import Chat
 from gateway.errors import Edge
@@ -212,7 +213,7 @@ async def _keep(name: str, run: Callable[[], Awaitable[None]]) -> None:
             return
 
 
-def create_app(gateway: Gateway, telemetry: Telemetry) -> Litestar:
+def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     """Return the HTTP application of a gateway."""
 
     @asynccontextmanager
@@ -221,7 +222,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> Litestar:
             yield
 
     edge = Edge(telemetry.instruments)
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             *chat_routes(gateway.chat, gateway.watchers),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
@@ -243,3 +244,4 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> Litestar:
         ),
         logging_config=None,
     )
+    return keep_server_send(app)
