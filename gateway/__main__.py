@@ -11,11 +11,14 @@ with an error event; settlements drain; exit.
 import asyncio
 import os
 import signal
+import socket
+import tempfile
 import uuid
 
 import structlog
 import uvloop
 from granian.constants import Interfaces
+from granian.errors import FatalError
 from granian.server.embed import Server
 
 from contracts.catalog import CatalogError, read_catalog
@@ -37,6 +40,7 @@ async def serve(settings: Settings) -> None:
         host, port = settings.address
     except (CatalogError, ValueError) as error:
         raise SettingsError(str(error)) from None
+    _check_place(settings, host, port)
     gateway_id = str(uuid.uuid4())
     telemetry = Telemetry("gateway", gateway_id)
     gateway = Gateway(settings, catalog, telemetry, gateway_id=gateway_id)
@@ -62,9 +66,28 @@ async def serve(settings: Settings) -> None:
     log.info("gateway_starting", gateway_id=gateway_id, listen=settings.listen, pid=os.getpid())
     try:
         await server.serve()
-    except OSError as error:
-        raise SettingsError(f"GATEWAY_LISTEN: cannot listen on {settings.listen}: {error}") from None
+    except FatalError:
+        raise SystemExit(f"gateway: could not start: {gateway.failure}") from None
+    if not gateway.chat.stopping:
+        raise SystemExit(f"gateway: ended by itself: {gateway.failure}")
     log.info("gateway_stopped", gateway_id=gateway_id)
+
+
+def _check_place(settings: Settings, host: str, port: int) -> None:
+    """Raise SettingsError when the port or the journal's folder cannot be had: granian would panic over the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise SettingsError(f"GATEWAY_LISTEN: cannot listen on {settings.listen}: {error.strerror}") from None
+    try:
+        settings.journal_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.journal_dir):
+            pass
+    except OSError as error:
+        raise SettingsError(f"GATEWAY_JOURNAL_DIR: cannot write to {settings.journal_dir}: {error.strerror}") from None
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.chat import Started
 from gateway.outputs import EventStream, WholeAnswer
+from observability.metrics import Instruments
 
 HEAD_WAIT_S: Final = 10.0
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -38,22 +39,86 @@ def keep_server_send(app: ASGIApp) -> ASGIApp:
     return with_server_send
 
 
-class Watchers:
-    """Owns the tasks that wait for clients to leave."""
+class Answers:
+    """Makes the answers, owns the tasks that wait for clients to leave, and counts what was answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Own the watchers until cancelled."""
+        """Own the watching tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.Event().wait()
 
     def watch(self, receive: Receive, left: Callable[[], None]) -> "asyncio.Task[None]":
         """Call `left` when the client disconnects; the caller cancels the task when it has answered."""
-        assert self._tasks is not None, "watchers run from the start of the application"
+        assert self._tasks is not None, "answers run from the start of the application"
         return self._tasks.create_task(_wait_for_disconnect(receive, left))
+
+    def answered(self, started: Started, status: int) -> None:
+        """Count an answer whose status is sent."""
+        labels = {"route": "/v1/chat/completions", "status": str(status), "model": started.generation.terms.owner.model}
+        self._instruments.requests.add(1, labels)
+
+    async def whole(self, started: Started, output: WholeAnswer, receive: Receive) -> ASGIResponse:
+        """Wait for the whole answer and return it. Raises what broke it off."""
+        generation = started.generation
+        watcher = self.watch(receive, generation.client_left)
+        try:
+            await output.ended()
+        finally:
+            watcher.cancel()
+            generation.client_left()
+        if output.refusal is not None:
+            raise output.refusal
+        if output.event is None:
+            self.answered(started, CLIENT_CLOSED_REQUEST)
+            return ASGIResponse(body=b"", status_code=CLIENT_CLOSED_REQUEST, media_type="text/plain")
+        self.answered(started, 200)
+        body = output.body(output.event)
+        headers = {
+            **started.headers,
+            "x-pdgate-path": str(output.event.path or ""),
+            "x-pdgate-cached-tokens": str(output.event.tokens.prefill_cached),
+            "x-pdgate-attempts": str(output.event.attempts),
+            "x-pdgate-cost": body.pdgate.cost,
+            "openai-processing-ms": _processing_ms(started),
+        }
+        return ASGIResponse(body=msgspec.json.encode(body), media_type="application/json", headers=headers)
+
+
+class StreamAnswer(ASGIResponse):
+    """Sends frames as they come. Litestar's own `Stream` cancels its iterator; here the source ends it."""
+
+    __slots__ = ("_answers", "_output", "_started")
+
+    _should_set_content_length = False
+
+    def __init__(self, started: Started, output: EventStream, answers: Answers) -> None:
+        headers = {**started.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream", status_code=200)
+        self._started = started
+        self._output = output
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the head, then send frames until the output ends."""
+        generation, output = self._started.generation, self._output
+        watcher = self._answers.watch(receive, generation.client_left)
+        try:
+            await output.head(HEAD_WAIT_S)
+            if output.refusal is not None:
+                raise output.refusal
+            self.headers.add("openai-processing-ms", _processing_ms(self._started))
+            await self.start_response(send)
+            self._answers.answered(self._started, 200)
+            if await output.pump(scope["state"].get(SERVER_SEND, send)):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watcher.cancel()
+            generation.client_left()  # changes nothing after a proper end
 
 
 async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> None:
@@ -62,59 +127,5 @@ async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> No
     left()
 
 
-class StreamAnswer(ASGIResponse):
-    """Sends frames as they come. Litestar's own `Stream` cancels its iterator; here the source ends it."""
-
-    __slots__ = ("_output", "_started", "_watchers")
-
-    _should_set_content_length = False
-
-    def __init__(self, started: Started, output: EventStream, watchers: Watchers) -> None:
-        headers = {**started.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(headers=headers, media_type="text/event-stream", status_code=200)
-        self._started = started
-        self._output = output
-        self._watchers = watchers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the head, then send frames until the output ends."""
-        generation, output = self._started.generation, self._output
-        watcher = self._watchers.watch(receive, generation.client_left)
-        try:
-            await output.head(HEAD_WAIT_S)
-            if output.refusal is not None:
-                raise output.refusal
-            processing_ms = (time.monotonic() - generation.terms.arrived_s) * 1000
-            self.headers.add("openai-processing-ms", str(int(processing_ms)))
-            await self.start_response(send)
-            if await output.pump(scope["state"].get(SERVER_SEND, send)):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            watcher.cancel()
-            generation.client_left()  # changes nothing after a proper end
-
-
-async def whole_answer(started: Started, output: WholeAnswer, receive: Receive, watchers: Watchers) -> ASGIResponse:
-    """Wait for the whole answer and return it. Raises what broke it off."""
-    generation = started.generation
-    watcher = watchers.watch(receive, generation.client_left)
-    try:
-        await output.ended()
-    finally:
-        watcher.cancel()
-        generation.client_left()
-    if output.refusal is not None:
-        raise output.refusal
-    if output.event is None:
-        return ASGIResponse(body=b"", status_code=CLIENT_CLOSED_REQUEST, media_type="text/plain")
-    body = output.body(output.event)
-    processing_ms = (time.monotonic() - generation.terms.arrived_s) * 1000
-    headers = {
-        **started.headers,
-        "x-pdgate-path": str(output.event.path or ""),
-        "x-pdgate-cached-tokens": str(output.event.tokens.prefill_cached),
-        "x-pdgate-attempts": str(output.event.attempts),
-        "x-pdgate-cost": body.pdgate.cost,
-        "openai-processing-ms": str(int(processing_ms)),
-    }
-    return ASGIResponse(body=msgspec.json.encode(body), media_type="application/json", headers=headers)
+def _processing_ms(started: Started) -> str:
+    return str(int((time.monotonic() - started.generation.terms.arrived_s) * 1000))

@@ -23,7 +23,7 @@ from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
 from gateway.admission import Admission
-from gateway.answers import Watchers, keep_server_send
+from gateway.answers import Answers, keep_server_send
 from gateway.auth import Authenticator
 from gateway.chat import Chat
 from gateway.errors import Edge
@@ -72,6 +72,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
+        self.failure: BaseException | None = None  # what ended the application, if it did not end by itself
         self.gateway_id = gateway_id
         self.redis = _redis(settings.redis_url)
         # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
@@ -119,7 +120,7 @@ class Gateway:
             effects=Outward(self.fleet, self.inbox, self.settlement),
         )
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
-        self.watchers = Watchers()
+        self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
         telemetry.instruments.observe("pdgate_streams", lambda: [(len(self.table), {})], "Requests in this gateway.")
@@ -147,7 +148,7 @@ class Gateway:
             "notices": self._notices.run,
             "inbox": self.inbox.run,
             "settlement": self.settlement.run,
-            "watchers": self.watchers.run,
+            "answers": self.answers.run,
             "ticks": self._tick,
         }
         # The consumer of this context is the server, not a caller's code, so the scope may span the yield.
@@ -218,13 +219,17 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        async with gateway.running():
-            yield
+        try:
+            async with gateway.running():
+                yield
+        except BaseException as error:
+            gateway.failure = error  # the server tells nobody why the application ended
+            raise
 
     edge = Edge(telemetry.instruments)
     app = Litestar(
         route_handlers=[
-            *chat_routes(gateway.chat, gateway.watchers),
+            *chat_routes(gateway.chat, gateway.answers),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),

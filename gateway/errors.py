@@ -60,7 +60,10 @@ class Edge:
 
     def serving_error(self, request: Request[Any, Any, Any], error: ServingError) -> Response[bytes]:
         """Translate one of ours."""
-        self._instruments.refusals.add(1, {"reason": error.code, "status": str(error.http_status)})
+        status = str(error.http_status)
+        route = str(request.scope.get("path_template") or "unknown")
+        self._instruments.requests.add(1, {"route": route, "status": status, "model": ""})
+        self._instruments.refusals.add(1, {"reason": error.code, "status": status})
         return error_response(error, rid=rid_of(request))
 
     def http_error(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

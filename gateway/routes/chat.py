@@ -6,13 +6,13 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from gateway.answers import StreamAnswer, Watchers, whole_answer
+from gateway.answers import Answers, StreamAnswer
 from gateway.chat import Chat
 from gateway.openapi import chat_operation
 from gateway.outputs import EventStream
 
 
-def chat_routes(chat: Chat, watchers: Watchers) -> list[HTTPRouteHandler]:
+def chat_routes(chat: Chat, answers: Answers) -> list[HTTPRouteHandler]:
     """Return the handlers of chat completions."""
 
     @post(
@@ -27,7 +27,7 @@ def chat_routes(chat: Chat, watchers: Watchers) -> list[HTTPRouteHandler]:
         """Answer a conversation, as one JSON body or as server-sent events."""
         started = await chat.start(request)
         if isinstance(started.output, EventStream):
-            return StreamAnswer(started, started.output, watchers)
-        return await whole_answer(started, started.output, request.receive, watchers)
+            return StreamAnswer(started, started.output, answers)
+        return await answers.whole(started, started.output, request.receive)
 
     return [create_chat_completion]
