@@ -19,6 +19,8 @@ from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffBudget, HandOffTimers
 from scheduler.registry import WorkerRegistry
+from scheduler.verdicts import Verdicts
+from scheduler.waiting import WaitingQueue
 from scheduler.worker import ChargeKey, Worker
 
 log = structlog.get_logger()
@@ -32,7 +34,9 @@ class Attempts:
         pool: str,
         *,
         book: Book,
+        waiting: WaitingQueue,
         dispatcher: Dispatcher,
+        verdicts: Verdicts,
         registry: WorkerRegistry,
         hand_offs: HandOffTimers,
         budget: HandOffBudget,
@@ -41,7 +45,9 @@ class Attempts:
     ) -> None:
         self._pool = pool
         self._book = book
+        self._waiting = waiting
         self._dispatcher = dispatcher
+        self._verdicts = verdicts
         self._registry = registry
         self._hand_offs = hand_offs
         self._budget = budget
@@ -54,7 +60,7 @@ class Attempts:
 
     def capacity_changed(self) -> None:
         """Try those who wait."""
-        self._dispatcher.wake()
+        self._waiting.stir()
 
     def worker_reported(self, worker: Worker, kind: str | None, report: pb.ControlReport) -> None:
         """Take one report about an attempt. `kind` is the name of its set field."""
@@ -118,7 +124,7 @@ class Attempts:
                 request.asked_gateway = False
                 self._dispatcher.charge(request, part)
             if request.terminal or request.stop_requested:
-                self._dispatcher.stop_parts(request, "ended")
+                self._verdicts.stop_parts(request, "ended")
         elif rid_from_bytes(running.id.rid) not in undecided:
             self._registry.send(worker, pb.ControlCommand(abort=pb.Abort(id=running.id, reason="orphan")))
 
@@ -127,7 +133,7 @@ class Attempts:
         was_sent_only = part.state is PartState.SENT
         part.state = PartState.LOST
         if was_sent_only:
-            self._dispatcher.retry(request, "submit_lost")
+            self._verdicts.retry(request, "submit_lost")
         else:
             self._parts_lost(request, [part], "worker_forgot")
 
@@ -176,11 +182,11 @@ class Attempts:
             message=message.message,
         )
         if message.code == "bad_request":
-            self._dispatcher.stop_parts(request, "rejected")
-            self._dispatcher.refuse_bad(request, message.message or "The worker cannot run this request.")
+            self._verdicts.stop_parts(request, "rejected")
+            self._verdicts.refuse_bad(request, message.message or "The worker cannot run this request.")
         elif not request.terminal:
-            self._dispatcher.retry(request, f"rejected_{message.code}", announce=False)
-            self._dispatcher.end_if_stopped(request)
+            self._verdicts.retry(request, f"rejected_{message.code}", announce=False)
+            self._verdicts.end_if_stopped(request)
 
     def _prefill_done(self, worker: Worker, message: pb.PrefillDone) -> None:
         worker.prefill_computed(_names(message.id))
@@ -201,11 +207,11 @@ class Attempts:
     def final(self, worker: Worker, message: pb.Final) -> None:
         """Take the last word on one engine request."""
         if worker.release(_names(message.id)):
-            self._dispatcher.wake()
+            self._waiting.stir()
         request, part = self._find(worker, message.id, message.phase)
         if request is None:
             if self.caught_up:
-                self._dispatcher.settled(worker, message.id.rid)
+                self._verdicts.settled(worker, message.id.rid)
             return
         if part is None or part.state is PartState.FINAL:
             return
@@ -217,7 +223,7 @@ class Attempts:
             self._prefill_ended(request, part, part.reason)
         else:
             self._stream_ended(request, part, part.reason)
-        self._dispatcher.end_if_stopped(request)
+        self._verdicts.end_if_stopped(request)
 
     def _prefill_ended(self, request: Request, part: Part, reason: FinishReason) -> None:
         if reason.complete:
@@ -232,7 +238,7 @@ class Attempts:
             self.hand_off_failed(request, reason)
         elif reason is FinishReason.ERROR:
             log.warning("engine_failed", rid=request.rid, worker_id=part.worker.worker_id, error=part.error)
-            self._dispatcher.retry(request, "engine_error", exclude=[part.worker.worker_id])
+            self._verdicts.retry(request, "engine_error", exclude=[part.worker.worker_id])
         # ABORTED, READER_LOST, DEADLINE: the decode side ends for the same cause and says so.
 
     def _stream_ended(self, request: Request, part: Part, reason: FinishReason) -> None:
@@ -247,7 +253,7 @@ class Attempts:
             # ABORTED or READER_LOST that nobody announced to us: the client may have left, or the worker is
             # stopping. The gateway knows which.
             self._hand_offs.stop(request)
-            self._dispatcher.ask_gateway(request, reason.value)
+            self._verdicts.ask_gateway(request, reason.value)
 
     def _finish_if_all_ended(self, request: Request) -> None:
         if not request.decode_ended:
@@ -269,14 +275,14 @@ class Attempts:
         if request.terminal:
             return
         if request.stop_requested:
-            self._dispatcher.end_if_stopped(request)
+            self._verdicts.end_if_stopped(request)
             return
         stream_lost = any(part.phase is not Phase.PREFILL for part in lost)
         if request.state is RequestState.PREFILLING:
-            self._dispatcher.retry(request, cause, exclude={part.worker.worker_id for part in lost})
+            self._verdicts.retry(request, cause, exclude={part.worker.worker_id for part in lost})
         elif stream_lost and request.state is RequestState.DECODING:
             self._hand_offs.stop(request)
-            self._dispatcher.ask_gateway(request, cause)
+            self._verdicts.ask_gateway(request, cause)
         # A prefill worker lost after its PrefillDone: the decode side may have the KV cache. It says HAND_OFF
         # if not, and the hand-off timer asks the gateway if it says nothing.
 
@@ -286,21 +292,21 @@ class Attempts:
         if request.terminal:
             return
         if request.stop_requested:  # the other side was aborted: this one could not get its KV cache
-            self._dispatcher.stop_parts(request, reason)
-            self._dispatcher.end_if_stopped(request)
+            self._verdicts.stop_parts(request, reason)
+            self._verdicts.end_if_stopped(request)
             return
         if request.submit.num_samples > 1 and request.state is RequestState.DECODING:
-            self._dispatcher.ask_gateway(request, "hand_off")  # other samples may be streaming
+            self._verdicts.ask_gateway(request, "hand_off")  # other samples may be streaming
             return
         if request.hand_off_retries >= 1 or not self._budget.take(request.prompt_tokens):
-            self._dispatcher.refuse(
+            self._verdicts.refuse(
                 request, Interrupted.code, "The KV cache could not be handed from prefill to decode.", "hand_off"
             )
             return
         request.hand_off_retries += 1
         pair = {part.worker.worker_id for part in request.parts.values()}
         log.warning("hand_off_failed", pool=self._pool, rid=request.rid, workers=sorted(pair), reason=reason)
-        self._dispatcher.retry(request, "hand_off", exclude=pair)
+        self._verdicts.retry(request, "hand_off", exclude=pair)
 
     def watch_hand_off(self, request: Request) -> None:
         """Start the timer of an adopted request whose prefill worker is gone."""
@@ -312,7 +318,7 @@ class Attempts:
             if request.rid not in self._book:
                 continue
             if all(part.state is PartState.LOST for part in request.side(Phase.PREFILL)):
-                self._dispatcher.ask_gateway(request, "hand_off_unknown")
+                self._verdicts.ask_gateway(request, "hand_off_unknown")
             else:
                 self.hand_off_failed(request, "timer")
 

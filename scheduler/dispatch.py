@@ -1,4 +1,4 @@
-"""From the inbox to the workers, and every end that the scheduler gives a request itself.
+"""From the inbox to the workers: queue, place, record, submit.
 
 States are those of contracts.lifecycle:
 
@@ -7,55 +7,39 @@ States are those of contracts.lifecycle:
    then are the parts submitted, decode side first: PREFILLING. Work of a unified worker is DECODING at
    once, since its tokens may be under way before anything else is heard of it.
 3. Reports move it on (attempts.py): DECODING from the first PrefillDone, then FINISHED or ABORTED.
-4. After a fault: `retry` puts it back to QUEUED for another attempt, `ask_gateway` lets the gateway
-   decide, `refuse` ends it as FAILED.
-5. `forget` when it is settled, whoever did it.
+4. After a fault (verdicts.py) it is QUEUED again for another attempt, or FAILED, or the gateway decides.
+5. It is forgotten when it is settled, whoever did it.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import structlog
 from redis.exceptions import RedisError
 
-from contracts.errors import BadRequest, ContextTooLong, DeadlineExceeded, Interrupted, NoCapacity
 from contracts.identity import new_room
 from contracts.lifecycle import HandOff, Path, Phase, RequestState
-from contracts.v1 import worker_pb2 as pb
-from contracts.wire import AttemptLost, Placed, Refused, Submit
+from contracts.wire import Placed, Submit
 from observability.metrics import Instruments
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
-from scheduler.policy.admission import Refusal, refuse_on_arrival, refuse_waiting
+from scheduler.policy.admission import refuse_on_arrival, refuse_waiting
 from scheduler.policy.cluster import Limits
 from scheduler.policy.placement import Placement, Reason, place
 from scheduler.record import Placed as Recorded
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
-from scheduler.submits import abort, submits
+from scheduler.submits import submits
+from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue, view
-from scheduler.worker import Worker
 
 log = structlog.get_logger()
 
 _RETRY_PAUSE_S = 0.2
 _BATCH = 64
-
-_REFUSAL_CODE = {
-    Refusal.QUEUE_FULL: NoCapacity.code,
-    Refusal.NO_WORKER: NoCapacity.code,
-    Refusal.DEADLINE: DeadlineExceeded.code,
-    Refusal.TOO_LONG: ContextTooLong.code,
-}
-_REFUSAL_TEXT = {
-    Refusal.QUEUE_FULL: "Too many requests are waiting for this model. Try again shortly.",
-    Refusal.NO_WORKER: "No worker serves this model at the moment. Try again shortly.",
-    Refusal.DEADLINE: "The request's deadline passed before a worker was free.",
-    Refusal.TOO_LONG: "The prompt and the tokens asked for fit no worker of this model.",
-}
 
 
 class Dispatcher:
@@ -66,6 +50,8 @@ class Dispatcher:
         pool: str,
         *,
         book: Book,
+        waiting: WaitingQueue,
+        verdicts: Verdicts,
         registry: WorkerRegistry,
         lease: LeaderLease,
         write_ahead: WriteAhead,
@@ -75,9 +61,10 @@ class Dispatcher:
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
-        self.waiting = WaitingQueue()
         self._pool = pool
         self._book = book
+        self._waiting = waiting
+        self._verdicts = verdicts
         self._registry = registry
         self._lease = lease
         self._write_ahead = write_ahead
@@ -86,11 +73,9 @@ class Dispatcher:
         self._instruments = instruments
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms
-        self._wake = asyncio.Event()
         self._seq = 0
         self._blocked_by: Reason | None = None
         self._placements: Counter[tuple[str, str]] = Counter()  # not counted in the metric yet
-        self._settled: dict[str, tuple[Worker, list[bytes]]] = {}
 
     # -- arrivals ----------------------------------------------------------------------------------
 
@@ -102,11 +87,11 @@ class Dispatcher:
                 self._outbox.acknowledge(entry_id)
             return None
         request = self.enter(submit, entry_id)
-        why = refuse_on_arrival(len(self.waiting), self._limits)
+        why = refuse_on_arrival(len(self._waiting), self._limits)
         if why is not None:
-            self.refuse_for(request, why)
+            self._verdicts.refuse_for(request, why)
         else:
-            self.enqueue(request)
+            self._waiting.push(request, self._now_s())
         return request
 
     def enter(self, submit: Submit, entry_id: bytes) -> Request:
@@ -118,23 +103,14 @@ class Dispatcher:
 
     def enqueue(self, request: Request) -> None:
         """Let a QUEUED request wait for workers."""
-        request.queued_s = self._now_s()
-        request.blocked_by = None
-        self.waiting.push(request)
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Try the waiting requests again: capacity may have changed."""
-        if self.waiting:
-            self._wake.set()
+        self._waiting.push(request, self._now_s())
 
     # -- placing -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Place, record and submit until cancelled. Raises LeadershipLost."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._waiting.stirred()
             while batch := self._choose_all():
                 await self._record(batch)
                 for item in batch:
@@ -145,12 +121,12 @@ class Dispatcher:
         chosen: list[Recorded] = []
         now_s = self._now_s()
         self._blocked_by = None
-        for request in self.waiting:
+        for request in self._waiting:
             if request.not_before_s > now_s:
                 continue
             result = place(request.view(), self._registry.cluster(), self._limits)
             if isinstance(result, Placement):
-                self.waiting.remove(request)
+                self._waiting.remove(request)
                 chosen.append(self._choose(request, result))
                 if len(chosen) >= _BATCH:
                     break
@@ -234,7 +210,7 @@ class Dispatcher:
             self._undo(request)
             return
         if not request.parts:  # another attempt was in the way
-            self.enqueue(request)
+            self._waiting.push(request, self._now_s())
             return
         if not self._lease.held:
             raise LeadershipLost("the lease ran out")
@@ -243,7 +219,7 @@ class Dispatcher:
             if part.state is PartState.LOST or not self._registry.send(part.worker, command):
                 part.state = PartState.LOST
                 part.worker.release(request.key(part.sample))
-                self.retry(request, "stream_down", announce=False)
+                self._verdicts.retry(request, "stream_down", announce=False)
                 return
         if request.path is not Path.PD:
             request.move(RequestState.DECODING)
@@ -286,156 +262,18 @@ class Dispatcher:
             part.worker.release(request.key(part.sample))
         request.parts = {}
 
-    # -- after a fault -----------------------------------------------------------------------------
-
-    def retry(self, request: Request, cause: str, *, exclude: Iterable[str] = (), announce: bool = True) -> None:
-        """Give up the current attempt and queue another one. `announce`: the gateway hears AttemptLost."""
-        self.stop_parts(request, cause)
-        if request.stop_requested or request.terminal:
-            return
-        request.excluded.update(exclude)
-        request.asked_gateway = False
-        if request.attempt >= self._limits.max_attempts:
-            self.refuse(
-                request, Interrupted.code, f"{request.attempt} attempts failed, the last one by {cause}.", cause
-            )
-            return
-        log.info("retrying", pool=self._pool, rid=request.rid, attempt=request.attempt, cause=cause)
-        self._instruments.retries.add(1, {"pool": self._pool, "cause": cause})
-        if announce:
-            self._outbox.notify(
-                request.submit.gateway_id,
-                AttemptLost(rid=request.rid, attempt=request.attempt, cause=cause, retrying=True),
-            )
-        request.parts = {}  # what is still heard of them is about a past attempt
-        if request.state is not RequestState.QUEUED:
-            request.move(RequestState.QUEUED)
-        self.enqueue(request)
-
-    def ask_gateway(self, request: Request, cause: str) -> None:
-        """Tell the gateway that the attempt is lost; it knows whether a token was accepted, so it decides."""
-        if request.asked_gateway or request.stop_requested or request.terminal:
-            return
-        request.asked_gateway = True
-        log.info("attempt_lost", pool=self._pool, rid=request.rid, attempt=request.attempt, cause=cause)
-        self._outbox.notify(
-            request.submit.gateway_id,
-            AttemptLost(rid=request.rid, attempt=request.attempt, cause=cause, retrying=False),
-        )
-
-    def start_again(self, rid: str, lost_attempt: int, delivered: tuple[bytes, ...]) -> None:
-        """Take the gateway's answer to AttemptLost: run the request again from what was delivered."""
-        request = self._book.get(rid)
-        if request is None or request.attempt != lost_attempt or request.state is not RequestState.DECODING:
-            return  # settled, or answered already
-        if any(delivered):
-            self.refuse(request, Interrupted.code, "The answer broke off and cannot be continued.", "not_continuable")
-            return
-        lost = [part.worker.worker_id for part in request.streaming_parts]
-        self.retry(request, "restarted_by_gateway", exclude=lost, announce=False)
-
-    # -- ends --------------------------------------------------------------------------------------
-
-    def abort(self, rid: str, reason: str) -> None:
-        """Stop a request for its gateway, in whatever state it is."""
-        request = self._book.get(rid)
-        if request is None or request.stop_requested:
-            return
-        request.stop_requested = True
-        if request.terminal:
-            return
-        if request.state is RequestState.QUEUED:
-            self.waiting.remove(request)
-            request.move(RequestState.ABORTED)
-            request.ended_s = self._now_s()
-            self._outbox.notify(
-                request.submit.gateway_id,
-                Refused(rid=rid, code=Interrupted.code, message="aborted before placement"),
-            )
-        else:
-            self.stop_parts(request, reason)
-            self.end_if_stopped(request)
-
-    def end_if_stopped(self, request: Request) -> None:
-        """A request that must not be tried again ends with its last part."""
-        if request.stop_requested and not request.terminal and request.ended:
-            request.move(RequestState.ABORTED)
-            request.ended_s = self._now_s()
-
-    def give_up(self, request: Request, reason: str) -> None:
-        """Stop waiting for the last words of a request's workers."""
-        self.stop_parts(request, reason)
-        for part in request.parts.values():
-            if not part.ended:
-                part.state = PartState.LOST
-
-    def refuse_for(self, request: Request, why: Refusal) -> None:
-        """Refuse by policy."""
-        wait_helps = why in (Refusal.QUEUE_FULL, Refusal.NO_WORKER)
-        retry_after_s = self._limits.retry_after_s if wait_helps else None
-        self.refuse(request, _REFUSAL_CODE[why], _REFUSAL_TEXT[why], why, retry_after_s=retry_after_s)
-
-    def refuse_bad(self, request: Request, message: str) -> None:
-        """Refuse what no worker will ever take."""
-        self.refuse(request, BadRequest.code, message, "bad_request")
-
-    def refuse(
-        self, request: Request, code: str, message: str, reason: str, *, retry_after_s: float | None = None
-    ) -> None:
-        """End a request as FAILED; its gateway answers the client and settles."""
-        if request.terminal:
-            return
-        self.waiting.remove(request)
-        self.stop_parts(request, reason)
-        request.move(RequestState.FAILED)
-        request.ended_s = self._now_s()
-        self._outbox.notify(
-            request.submit.gateway_id,
-            Refused(rid=request.rid, code=code, message=message, retry_after_s=retry_after_s),
-        )
-        self._instruments.refusals.add(1, {"pool": self._pool, "reason": reason})
-        log.info("refused", pool=self._pool, rid=request.rid, attempt=request.attempt, code=code, reason=reason)
-
-    def stop_parts(self, request: Request, reason: str) -> None:
-        """Abort whatever workers still run of the current attempt."""
-        if request.placing:
-            return
-        running = {part.worker.worker_id: part.worker for part in request.parts.values() if not part.ended}
-        for worker in running.values():
-            self._registry.send(worker, abort(request, reason))
-
-    def forget(self, rid: str) -> None:
-        """Drop a settled request; its workers may drop their counts."""
-        request = self._book.remove(rid)
-        if request is None:
-            return
-        self.waiting.remove(request)
-        self.stop_parts(request, "settled")
-        if request.attempt > 1 or request.state is RequestState.QUEUED:
-            self._outbox.delete_record(rid)  # the settler may have deleted an older one
-        for worker in request.workers:
-            self.settled(worker, request.rid_bytes)
-
-    def settled(self, worker: Worker, rid: bytes) -> None:
-        """Let a worker forget a request's counts, with the next tick."""
-        self._settled.setdefault(worker.worker_id, (worker, []))[1].append(rid)
-
     # -- time --------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Do what is due: refuse those who waited too long, tell workers what is settled."""
         now_s, now_unix_ms = self._now_s(), self._now_unix_ms()
-        for request in self.waiting:
+        for request in self._waiting:
             if request.blocked_by is None and self._blocked_by is Reason.NO_WORKER:
                 request.blocked_by = Reason.NO_WORKER
             why = refuse_waiting(view(request, now_s=now_s), now_unix_ms, self._limits)
             if why is not None:
-                self.refuse_for(request, why)
-        self.wake()
+                self._verdicts.refuse_for(request, why)
+        self._waiting.stir()
         for (path, reason), number in self._placements.items():
             self._instruments.placements.add(number, {"pool": self._pool, "path": path, "reason": reason})
         self._placements.clear()
-        settled, self._settled = self._settled, {}
-        for worker, rids in settled.values():
-            for rid in rids:
-                self._registry.send(worker, pb.ControlCommand(settled=pb.Settled(rid=rid)))

@@ -54,7 +54,7 @@ class Gauges:
             if pool.term is None:
                 continue
             computing = sum(w.num_computing for w in pool.registry.workers())
-            yield len(pool.term.dispatcher.waiting) + computing, {"pool": pool.pool}
+            yield len(pool.term.waiting) + computing, {"pool": pool.pool}
 
     def decode_use(self) -> Observations:
         """Yield the share of KV room in use on ready workers that decode."""

@@ -10,6 +10,7 @@ from scheduler.book import Request
 from scheduler.dispatch import Dispatcher
 from scheduler.inbox import Entry
 from scheduler.outbox import Outbox
+from scheduler.verdicts import Verdicts
 
 log = structlog.get_logger()
 
@@ -17,9 +18,10 @@ log = structlog.get_logger()
 class Intake:
     """Takes entries of one pool's inbox, in order."""
 
-    def __init__(self, pool: str, dispatcher: Dispatcher, outbox: Outbox) -> None:
+    def __init__(self, pool: str, dispatcher: Dispatcher, verdicts: Verdicts, outbox: Outbox) -> None:
         self._pool = pool
         self._dispatcher = dispatcher
+        self._verdicts = verdicts
         self._outbox = outbox
 
     def take(self, entry: Entry) -> None:
@@ -30,12 +32,12 @@ class Intake:
                 fault = _fault(submit, self._pool)
                 request = self._dispatcher.arrive(submit, entry_id)
                 if request is not None and fault is not None:
-                    self._dispatcher.refuse_bad(request, fault)
+                    self._verdicts.refuse_bad(request, fault)
             case Abort() as message:
-                self._dispatcher.abort(message.rid, message.reason)
+                self._verdicts.abort(message.rid, message.reason)
                 self._outbox.acknowledge(entry_id)
             case Continue() as message:
-                self._dispatcher.start_again(message.rid, message.lost_attempt, message.delivered)
+                self._verdicts.start_again(message.rid, message.lost_attempt, message.delivered)
                 self._outbox.acknowledge(entry_id)
             case None:
                 log.warning("inbox_garbage", pool=self._pool, entry_id=entry_id.decode(), num_bytes=len(raw))
@@ -58,7 +60,7 @@ class Intake:
             return self._dispatcher.enter(submit, entry_id)
         request = self._dispatcher.arrive(submit, entry_id)
         if request is not None:
-            self._dispatcher.refuse_bad(request, fault)
+            self._verdicts.refuse_bad(request, fault)
         return None
 
 

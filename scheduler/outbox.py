@@ -20,9 +20,6 @@ _NOTICES_KEPT = 20_000
 _DEAD_LETTERS_KEPT = 1_000
 _OUTCOMES_KEPT = 100_000
 
-_GATHER_S = 0.001
-"""No client waits for these writes, so a moment's worth leaves together."""
-
 _Command = tuple[Argument, ...]
 
 
@@ -79,7 +76,6 @@ class Outbox:
         """Write until cancelled; while Redis is away, wait."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(_GATHER_S)
             self._wake.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]

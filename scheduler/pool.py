@@ -33,11 +33,13 @@ from scheduler.registry import WorkerRegistry
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
 from scheduler.takeover import Takeover
+from scheduler.verdicts import Verdicts
+from scheduler.waiting import WaitingQueue
 
 log = structlog.get_logger()
 
 _BLOCK_S = 1.0
-_READ_PAUSE_S = 0.002
+_READ_APART_S = 0.002
 _REDIS_RETRY_S = 0.2
 _REDIS_TIMEOUT_S = 2.0
 _UNHEARD_AFTER_S = 5.0
@@ -159,9 +161,21 @@ class Term:
         self.outbox = Outbox(self._connection, pool)
         self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0
+        self.waiting = WaitingQueue()
+        self.verdicts = Verdicts(
+            pool,
+            book=self.book,
+            waiting=self.waiting,
+            registry=registry,
+            outbox=self.outbox,
+            limits=limits,
+            instruments=instruments,
+        )
         self.dispatcher = Dispatcher(
             pool,
             book=self.book,
+            waiting=self.waiting,
+            verdicts=self.verdicts,
             registry=registry,
             lease=lease,
             write_ahead=WriteAhead(self._connection, pool, lease),
@@ -172,19 +186,22 @@ class Term:
         self.attempts = Attempts(
             pool,
             book=self.book,
+            waiting=self.waiting,
             dispatcher=self.dispatcher,
+            verdicts=self.verdicts,
             registry=registry,
             hand_offs=HandOffTimers(minimum_s=timing.hand_off_min_s, factor=timing.hand_off_factor),
             budget=HandOffBudget(),
             stale_leader=self._deposed.set,
         )
-        self.intake = Intake(pool, self.dispatcher, self.outbox)
+        self.intake = Intake(pool, self.dispatcher, self.verdicts, self.outbox)
         self.takeover = Takeover(
             redis,
             pool,
             intake=self.intake,
             book=self.book,
             dispatcher=self.dispatcher,
+            verdicts=self.verdicts,
             registry=registry,
             attempts=self.attempts,
             epoch=lease.epoch,
@@ -194,7 +211,8 @@ class Term:
             redis,
             pool,
             book=self.book,
-            dispatcher=self.dispatcher,
+            waiting=self.waiting,
+            verdicts=self.verdicts,
             outbox=self.outbox,
             scripts=SettlementScripts(redis),
             dead_after_s=timing.gateway_dead_after_s,
@@ -237,14 +255,19 @@ class Term:
         self.takeover.caught_up()
 
     async def _read_inbox(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        last_s = 0.0
         while True:
             try:
                 entries = await self.inbox.read(_BLOCK_S)
                 for entry in entries:
                     self._take(entry)
-                if entries:
-                    # Under load everything downstream goes in batches of what arrived meanwhile.
-                    await asyncio.sleep(_READ_PAUSE_S)
+                # Alone, an entry is read at once. Under load reads keep a distance, so that everything
+                # downstream goes in batches of what arrived meanwhile.
+                pause_s = last_s + _READ_APART_S - now_s()
+                if entries and pause_s > 0:
+                    await asyncio.sleep(pause_s)
+                last_s = now_s()
             except RedisError as error:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
                 await asyncio.sleep(_REDIS_RETRY_S)
@@ -269,7 +292,7 @@ class Term:
                 for entry_id, fields in rows:
                     self._outcomes_from = entry_id
                     try:
-                        self.dispatcher.forget(_outcome_name(fields[FIELD.encode()]).rid)
+                        self.verdicts.forget(_outcome_name(fields[FIELD.encode()]).rid)
                     except (KeyError, msgspec.MsgspecError):
                         log.warning("bad_outcome", pool=self._pool, entry_id=entry_id.decode())
 
@@ -278,6 +301,7 @@ class Term:
             await asyncio.sleep(self._timing.tick_s)
             self.attempts.tick()
             self.dispatcher.tick()
+            self.verdicts.tick()
 
     async def _sweep(self) -> None:
         """Look after what no message tells: dead gateways, lost outcomes, entries read by a former leader."""
@@ -304,4 +328,4 @@ class Term:
         if not ended:
             return
         for entry_id in await self.inbox.missing(list(ended)[:500]):
-            self.dispatcher.forget(ended[entry_id])
+            self.verdicts.forget(ended[entry_id])

@@ -19,8 +19,9 @@ from contracts.units import Nano
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Counts, RequestOutcome
 from scheduler.book import Book, Request
-from scheduler.dispatch import Dispatcher
 from scheduler.outbox import Outbox
+from scheduler.verdicts import Verdicts
+from scheduler.waiting import WaitingQueue
 
 log = structlog.get_logger()
 
@@ -36,7 +37,8 @@ class DeadGateways:
         pool: str,
         *,
         book: Book,
-        dispatcher: Dispatcher,
+        waiting: WaitingQueue,
+        verdicts: Verdicts,
         outbox: Outbox,
         scripts: SettlementScripts,
         dead_after_s: float,
@@ -46,7 +48,8 @@ class DeadGateways:
         self._redis = redis
         self._pool = pool
         self._book = book
-        self._dispatcher = dispatcher
+        self._waiting = waiting
+        self._verdicts = verdicts
         self._outbox = outbox
         self._scripts = scripts
         self._dead_after_s = dead_after_s
@@ -85,15 +88,15 @@ class DeadGateways:
     def _wind_up(self, request: Request) -> None:
         """Bring an orphan to its end without starting anything for it."""
         overdue = self._now_unix_ms() > request.submit.deadline_unix_ms + _GRACE_AFTER_DEADLINE_MS
-        if self._dispatcher.waiting.remove(request):
+        if self._waiting.remove(request):
             request.move(RequestState.ABORTED)
         elif request.terminal:
             return
         else:
             request.stop_requested = True
             if overdue:
-                self._dispatcher.give_up(request, "gateway_dead")
-            self._dispatcher.end_if_stopped(request)
+                self._verdicts.give_up(request, "gateway_dead")
+            self._verdicts.end_if_stopped(request)
 
     async def _settle(self, request: Request) -> None:
         event = usage_event(request, self._pool)
@@ -123,7 +126,7 @@ class DeadGateways:
             )
         self._outbox.acknowledge(request.entry_id)
         self._outbox.delete_record(request.rid)
-        self._dispatcher.forget(request.rid)
+        self._verdicts.forget(request.rid)
 
 
 def usage_event(request: Request, pool: str) -> UsageEvent:

@@ -27,6 +27,7 @@ from scheduler.inbox import Entry
 from scheduler.intake import Intake
 from scheduler.record import decode_record
 from scheduler.registry import WorkerRegistry
+from scheduler.verdicts import Verdicts
 from scheduler.worker import Standing, Worker
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class Takeover:
         intake: Intake,
         book: Book,
         dispatcher: Dispatcher,
+        verdicts: Verdicts,
         registry: WorkerRegistry,
         attempts: Attempts,
         epoch: int,
@@ -55,6 +57,7 @@ class Takeover:
         self._intake = intake
         self._book = book
         self._dispatcher = dispatcher
+        self._verdicts = verdicts
         self._registry = registry
         self._attempts = attempts
         self._epoch = epoch
@@ -175,18 +178,18 @@ class Takeover:
             if side is not None and side.worker is not None:
                 for final in side.finals:
                     self._attempts.final(side.worker, final)
-        self._dispatcher.end_if_stopped(request)
+        self._verdicts.end_if_stopped(request)
 
     def _judge(self, request: Request, decode: "_Side", prefill: "_Side | None") -> str:
         """Decide one request by where its parts are; return what was decided."""
         if request.stop_requested:
-            self._dispatcher.stop_parts(request, "aborted")
+            self._verdicts.stop_parts(request, "aborted")
             return "aborted"
         if decode.reachable:
             unsent = decode.absent or (prefill is not None and prefill.reachable and prefill.absent)
             if unsent and not decode.all_final:
                 # The old leader died between its record and its submits: nothing can have been streamed.
-                self._dispatcher.retry(request, "not_submitted")
+                self._verdicts.retry(request, "not_submitted")
                 return "not_submitted"
             if prefill is None or not prefill.reachable:
                 request.move(RequestState.DECODING)
@@ -194,10 +197,10 @@ class Takeover:
                 self._attempts.watch_hand_off(request)
             return "adopted"
         if prefill is not None and prefill.reachable and not prefill.all_final:
-            self._dispatcher.retry(request, "worker_lost")  # still computing, or never began
+            self._verdicts.retry(request, "worker_lost")  # still computing, or never began
             return "worker_lost"
         request.move(RequestState.DECODING)
-        self._dispatcher.ask_gateway(request, "worker_lost")
+        self._verdicts.ask_gateway(request, "worker_lost")
         return "asked_gateway"
 
     def _reconcile(self, worker: Worker, inventory: pb.Inventory) -> None:

@@ -1,5 +1,6 @@
 """Requests that wait for a worker, in the order of policy.admission."""
 
+import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
@@ -8,9 +9,10 @@ from scheduler.policy.admission import WaitingView, order
 
 
 class WaitingQueue:
-    """An ordered queue from which any request can leave."""
+    """An ordered queue from which any request can leave. It wakes whoever places."""
 
     def __init__(self) -> None:
+        self._stirred = asyncio.Event()
         self._keys: list[tuple[int, int]] = []
         self._requests: dict[tuple[int, int], Request] = {}
 
@@ -24,12 +26,25 @@ class WaitingQueue:
             if request is not None:
                 yield request
 
-    def push(self, request: Request) -> None:
-        """Add a request. One that waited before gets its old place, by its arrival."""
+    def push(self, request: Request, now_s: float) -> None:
+        """Add a QUEUED request. One that waited before gets its old place, by its arrival."""
+        request.queued_s = now_s
+        request.blocked_by = None
         key = order(view(request))
         if key not in self._requests:
             insort(self._keys, key)
         self._requests[key] = request
+        self._stirred.set()
+
+    def stir(self) -> None:
+        """Have those who wait tried again: capacity may have changed."""
+        if self._keys:
+            self._stirred.set()
+
+    async def stirred(self) -> None:
+        """Wait until somebody came or `stir` was called since the last time."""
+        await self._stirred.wait()
+        self._stirred.clear()
 
     def remove(self, request: Request) -> bool:
         """Take a request out; return whether it was waiting."""

@@ -32,8 +32,9 @@ class Charge(msgspec.Struct):
 class Worker:
     """Registration, pushed status and local accounting of one life (epoch) of a worker.
 
-    Load = what was submitted and has no Final yet (`charges`), plus what the last Status showed
-    beyond that (`_foreign_*`, never below zero). A Final counts at once; a Status corrects the rest.
+    Load = what was submitted and has no Final yet (`charges`), plus what the last two Status both showed
+    beyond that (`_foreign_*`, never below zero). A Final counts at once; a Status corrects the rest. One
+    Status alone proves nothing: it may have been taken before a Final that overtook it.
     """
 
     def __init__(self, registration: Registration) -> None:
@@ -49,6 +50,7 @@ class Worker:
         self.charges: dict[ChargeKey, Charge] = {}
         self._charged_kv = 0
         self._charged_prefill = 0
+        self._excess = (0, 0, 0)  # of the last Status: requests, KV tokens, prefill tokens
         self._foreign_requests = 0
         self._foreign_kv = 0
         self._foreign_prefill = 0
@@ -126,9 +128,13 @@ class Worker:
         self.rejecting = False
         self.transfer_p50_ms = status.transfer_p50_ms
         self._kv_capacity = status.kv_capacity_tokens or self._kv_capacity
-        self._foreign_requests = max(0, status.num_running + status.num_waiting - len(self.charges))
-        self._foreign_kv = max(0, status.kv_used_tokens - self._charged_kv)
-        self._foreign_prefill = max(0, status.prefill_queue_tokens - self._charged_prefill)
+        excess = (
+            max(0, status.num_running + status.num_waiting - len(self.charges)),
+            max(0, status.kv_used_tokens - self._charged_kv),
+            max(0, status.prefill_queue_tokens - self._charged_prefill),
+        )
+        self._foreign_requests, self._foreign_kv, self._foreign_prefill = map(min, excess, self._excess)
+        self._excess = excess
         self._view = None
 
     def charge(self, key: ChargeKey, *, kv_tokens: int, prefill_tokens: int) -> None:

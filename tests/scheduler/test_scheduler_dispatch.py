@@ -86,7 +86,7 @@ async def test_requests_wait_in_order_while_the_workers_are_full(rig: Rig):
     await eventually(lambda: first.placed)
     late = await gateway.submit(owner=flex)
     requests = [await gateway.submit() for _ in range(3)]
-    await eventually(lambda: len(pool.term.dispatcher.waiting) == 4)
+    await eventually(lambda: len(pool.term.waiting) == 4)
     await eventually(lambda: late.reason() is FinishReason.LENGTH)
     order = [a.rid for a in decode.submitted]
     assert order == [first.rid, *(r.rid for r in requests), late.rid]
@@ -115,7 +115,7 @@ async def test_a_request_waits_for_a_worker_that_comes_within_the_grace(rig: Rig
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit()
-    await eventually(lambda: len(pool.term.dispatcher.waiting) == 1)
+    await eventually(lambda: len(pool.term.waiting) == 1)
     await rig.worker(Role.UNIFIED)
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     assert not request.refused
@@ -214,7 +214,7 @@ async def test_an_abort_in_the_queue_ends_the_request_without_a_worker(rig: Rig)
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit()
-    await eventually(lambda: len(pool.term.dispatcher.waiting) == 1)
+    await eventually(lambda: len(pool.term.waiting) == 1)
     await aborted(rig, gateway, request)
     await eventually(lambda: request.refused)
     assert request.refused[0].message == "aborted before placement"

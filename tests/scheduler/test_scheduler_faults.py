@@ -284,7 +284,7 @@ async def test_a_vanished_lease_under_a_healthy_stream_only_stops_new_work(rig: 
     await eventually(lambda: not next(pool.registry.workers()).ready)
     await eventually(lambda: running.reason() is FinishReason.LENGTH)
     waiting = await gateway.submit()
-    await eventually(lambda: len(pool.term.dispatcher.waiting) == 1)
+    await eventually(lambda: len(pool.term.waiting) == 1)
     assert not waiting.placed
 
 

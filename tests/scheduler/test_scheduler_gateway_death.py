@@ -69,7 +69,7 @@ async def test_a_waiting_request_of_a_dead_gateway_costs_nothing(rig: Rig):
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit()
-    await eventually(lambda: len(pool.term.dispatcher.waiting) == 1)
+    await eventually(lambda: len(pool.term.waiting) == 1)
     await orphan(rig, gateway, request)
     event = await settled(rig, pool, request)
     assert (event.outcome, event.cost, event.cause) == (Outcome.INTERRUPTED, 0, "gateway_dead")

@@ -87,7 +87,7 @@ async def test_a_waiting_request_is_dispatched_by_the_new_leader(rig: Rig):
     gateway = await rig.gateway()
     first = await rig.leading(rig.scheduler("a"))
     running, waiting = await gateway.submit(max_tokens=40), await gateway.submit()
-    await eventually(lambda: running.tokens and len(first.term.dispatcher.waiting) == 1)
+    await eventually(lambda: running.tokens and len(first.term.waiting) == 1)
     await rig.kill(first)
     await rig.leading(rig.scheduler("b"))
     await eventually(lambda: waiting.reason() is FinishReason.LENGTH)

@@ -80,7 +80,10 @@ def test_a_submit_counts_at_once_and_a_final_frees_at_once():
 def test_a_status_shows_work_that_is_not_ours():
     made = worker()
     made.charge((b"r", 1, 0), kv_tokens=300, prefill_tokens=100)
-    made.report(status(num_running=3, num_waiting=1, kv_used_tokens=500, prefill_queue_tokens=150))
+    more = status(num_running=3, num_waiting=1, kv_used_tokens=500, prefill_queue_tokens=150)
+    made.report(more)
+    assert (made.num_requests, made.kv_tokens) == (1, 300)  # it may have been taken before a Final
+    made.report(more)
     assert (made.num_requests, made.kv_tokens, made.queued_prefill_tokens) == (4, 500, 150)
 
 
@@ -125,6 +128,7 @@ def test_the_account_is_never_below_zero_and_ends_with_the_finals(taken):
         assert view.num_requests >= len(made.charges)
     for key in list(made.charges):
         made.release(key)
+    made.report(status())
     made.report(status())
     assert (made.num_requests, made.kv_tokens, made.queued_prefill_tokens) == (0, 0, 0)
 
