@@ -46,21 +46,28 @@ class _Stream:
         self.closed = False
         self._reports: deque[pb.ControlReport] = deque()
         self._status: pb.Status | None = None
+        self._urgent = False  # something waits that is worth a message of its own
         self._wake = asyncio.Event()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s = 0.0
 
-    def report(self, report: pb.ControlReport) -> None:
-        """Queue a report. A peer that does not read is cut off; it reconnects and asks for the inventory."""
+    def report(self, report: pb.ControlReport, *, urgent: bool = True) -> None:
+        """Queue a report; one that is not urgent leaves with the next that is, or with the next status.
+
+        A peer that does not read is cut off; it reconnects and asks for the inventory.
+        """
         if len(self._reports) >= MAX_QUEUED_REPORTS:
             self.close()
             return
         self._reports.append(report)
-        self._wake.set()
+        if urgent:
+            self._urgent = True
+            self._wake.set()
 
     def status(self, status: pb.Status) -> None:
         """Replace the status that waits to be sent."""
         self._status = status
+        self._urgent = True
         self._wake.set()
 
     def close(self) -> None:
@@ -74,7 +81,7 @@ class _Stream:
         An idle stream sends at once, a busy one at most every `COALESCE_S`.
         """
         while not self.closed:
-            if not self._reports and self._status is None:
+            if not self._urgent:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -87,6 +94,7 @@ class _Stream:
 
     def _take(self) -> pb.ControlReport:
         """Return everything that waits as one message: the first report, the others in `also`."""
+        self._urgent = False
         reports = list(self._reports)
         self._reports.clear()
         if self._status is not None:
@@ -107,7 +115,7 @@ class Control:
 
     # -- to the schedulers ---------------------------------------------------------------------------
 
-    def tell_leaders(self, report: pb.ControlReport) -> None:
+    def tell_leaders(self, report: pb.ControlReport, *, urgent: bool = True) -> None:
         """Send a report to every stream that may lead."""
         leaders = [stream for stream in self._streams if stream.epoch]
         for stream in leaders:
@@ -115,7 +123,7 @@ class Control:
             if len(leaders) > 1:
                 own = pb.ControlReport()
                 own.CopyFrom(report)
-            stream.report(own)
+            stream.report(own, urgent=urgent)
 
     def tell_status(self, status: pb.Status) -> None:
         """Send the status to every stream, standbys included."""
@@ -198,7 +206,8 @@ class Control:
             rejected = pb.Rejected(id=submit.id, phase=submit.phase, code=refusal.code, message=refusal.message)
             stream.report(pb.ControlReport(rejected=rejected))
             return
-        stream.report(pb.ControlReport(accepted=pb.Accepted(id=submit.id, phase=submit.phase)))
+        # Nobody waits for it: only a refusal changes what the scheduler does.
+        stream.report(pb.ControlReport(accepted=pb.Accepted(id=submit.id, phase=submit.phase)), urgent=False)
         if final is not None:
             stream.report(pb.ControlReport(final=final))
 

@@ -120,7 +120,7 @@ class WorkerServer:
     def _listen_to_events(self) -> None:
         events = self.assignments.events
         events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
-        events.delivered = lambda done: self._control.tell_leaders(pb.ControlReport(delivered=done))
+        events.delivered = lambda done: self._control.tell_leaders(pb.ControlReport(delivered=done), urgent=False)
         events.ended = self._ended
         events.recorded = self._recorded
 
