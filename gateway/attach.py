@@ -3,8 +3,8 @@
 1. Connect, say who we are and which batch was processed last; the worker replays what follows.
 2. For each StepBatch: open slots, push chunks into them, finish them. Repeated sequence numbers are
    skipped, so nothing is written twice.
-3. Acknowledge at once when a batch held an end (that makes it billable), otherwise every few batches,
-   before the worker's ring is full.
+3. Acknowledge within 10 ms when a batch held an end (that makes it billable), otherwise every few
+   batches, before the worker's ring is full.
 4. When the stream breaks, connect again. Slots stay, since the worker's ring bridges the gap; they are
    lost when the worker says so, when it comes back with another epoch, or when the fleet gives it up.
 """
@@ -28,6 +28,9 @@ log = structlog.get_logger()
 
 ACK_EVERY: Final = 32
 """Batches between acknowledgements: 8,192 chunks of 256 streams, an eighth of the worker's ring."""
+
+ACK_WITHIN_S: Final = 0.01
+"""How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens."""
 
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LAST_S: Final = 0.5
@@ -56,6 +59,7 @@ class WorkerLink:
         self._acked = 0
         self._aborts: deque[pb.Abort] = deque(maxlen=_MAX_ABORTS)
         self._wake = asyncio.Event()
+        self._ack_timer: asyncio.TimerHandle | None = None
 
     @property
     def num_open(self) -> int:
@@ -155,11 +159,19 @@ class WorkerLink:
                 touched.append(slot.output)
         if batch.finished:
             touched += self._finish(batch)
-            self._wake.set()
+            self._acknowledge_soon()
         elif self._seq - self._acked >= ACK_EVERY:
             self._wake.set()
         for output in touched:
             output.flush()
+
+    def _acknowledge_soon(self) -> None:
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_WITHIN_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._ack_timer = None
+        self._wake.set()
 
     def _finish(self, batch: pb.StepBatch) -> list[Output]:
         """End the requests whose end the batch holds, and return their outputs."""

@@ -165,8 +165,8 @@ class Assignments:
             return self.finals.find(key)
         try:
             self._engine.submit(job, assignment)
-        except Refusal:
-            del self._running[key]
+        except BaseException:  # a refusal, or a fault: either way the engine does not have it
+            self._running.pop(key, None)
             raise
         outbox.open(assignment.handle, key)
         return None

@@ -33,6 +33,10 @@ log = structlog.get_logger()
 
 MAX_QUEUED_REPORTS = 20_000
 COALESCE_S = 0.001
+END_WITHIN_S = 0.005
+"""How long an end may wait for company: it frees the worker's slot in the scheduler's account, no more."""
+CONFIRM_WITHIN_S = 0.1
+"""How long news may wait that changes nothing by itself."""
 
 
 class _Stream:
@@ -46,13 +50,14 @@ class _Stream:
         self.closed = False
         self._reports: deque[pb.ControlReport] = deque()
         self._status: pb.Status | None = None
-        self._urgent = False  # something waits that is worth a message of its own
+        self._due = False  # something waits that must leave at once
+        self._timer: asyncio.TimerHandle | None = None  # for what may wait a little
         self._wake = asyncio.Event()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s = 0.0
 
-    def report(self, report: pb.ControlReport, *, urgent: bool = True) -> None:
-        """Queue a report; one that is not urgent leaves with the next that is, or with the next status.
+    def report(self, report: pb.ControlReport, *, within_s: float = 0.0) -> None:
+        """Queue a report that must leave within `within_s`, with whatever else waits then.
 
         A peer that does not read is cut off; it reconnects and asks for the inventory.
         """
@@ -60,15 +65,22 @@ class _Stream:
             self.close()
             return
         self._reports.append(report)
-        if urgent:
-            self._urgent = True
-            self._wake.set()
+        if not within_s:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(within_s, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = True
+        self._wake.set()
 
     def status(self, status: pb.Status) -> None:
         """Replace the status that waits to be sent."""
         self._status = status
-        self._urgent = True
-        self._wake.set()
+        self._flush()
 
     def close(self) -> None:
         """End the stream after the current write."""
@@ -81,7 +93,7 @@ class _Stream:
         An idle stream sends at once, a busy one at most every `COALESCE_S`.
         """
         while not self.closed:
-            if not self._urgent:
+            if not self._due:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -94,7 +106,7 @@ class _Stream:
 
     def _take(self) -> pb.ControlReport:
         """Return everything that waits as one message: the first report, the others in `also`."""
-        self._urgent = False
+        self._due = False
         reports = list(self._reports)
         self._reports.clear()
         if self._status is not None:
@@ -115,7 +127,7 @@ class Control:
 
     # -- to the schedulers ---------------------------------------------------------------------------
 
-    def tell_leaders(self, report: pb.ControlReport, *, urgent: bool = True) -> None:
+    def tell_leaders(self, report: pb.ControlReport, *, within_s: float = 0.0) -> None:
         """Send a report to every stream that may lead."""
         leaders = [stream for stream in self._streams if stream.epoch]
         for stream in leaders:
@@ -123,7 +135,7 @@ class Control:
             if len(leaders) > 1:
                 own = pb.ControlReport()
                 own.CopyFrom(report)
-            stream.report(own, urgent=urgent)
+            stream.report(own, within_s=within_s)
 
     def tell_status(self, status: pb.Status) -> None:
         """Send the status to every stream, standbys included."""
@@ -207,7 +219,8 @@ class Control:
             stream.report(pb.ControlReport(rejected=rejected))
             return
         # Nobody waits for it: only a refusal changes what the scheduler does.
-        stream.report(pb.ControlReport(accepted=pb.Accepted(id=submit.id, phase=submit.phase)), urgent=False)
+        accepted = pb.ControlReport(accepted=pb.Accepted(id=submit.id, phase=submit.phase))
+        stream.report(accepted, within_s=CONFIRM_WITHIN_S)
         if final is not None:
             stream.report(pb.ControlReport(final=final))
 

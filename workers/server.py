@@ -15,7 +15,7 @@ from observability.metrics import Instruments
 from workers.assignments import Assignments, Identity
 from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
-from workers.control import Control
+from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import Engine
 from workers.outbox import Limits
 from workers.records import Recorder
@@ -119,13 +119,17 @@ class WorkerServer:
 
     def _listen_to_events(self) -> None:
         events = self.assignments.events
-        events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
-        events.delivered = lambda done: self._control.tell_leaders(pb.ControlReport(delivered=done), urgent=False)
+        events.prefilled = lambda done: self._control.tell_leaders(
+            pb.ControlReport(prefill_done=done), within_s=END_WITHIN_S
+        )
+        events.delivered = lambda done: self._control.tell_leaders(
+            pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S
+        )
         events.ended = self._ended
         events.recorded = self._recorded
 
     def _ended(self, final: pb.Final, stages: Stages) -> None:
-        self._control.tell_leaders(pb.ControlReport(final=final))
+        self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S)
         if self._instruments is None:
             return
         phase = PHASE_FROM_PB[final.phase]
