@@ -26,7 +26,7 @@ from billing.streams import GroupReader, redis_client
 from billing.sweeper import Sweeper
 from contracts import keys
 from contracts.catalog import Catalog, CatalogError, read_catalog
-from contracts.environment import SettingsError, from_env
+from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.settlement import SettlementScripts
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
@@ -100,6 +100,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) 
                     count_usage,
                     batch_size=settings.batch_size,
                     claim_idle_ms=settings.claim_idle_ms,
+                    linger_s=settings.linger_s,
                 )
                 tasks.create_task(usage.run())
             attempts = Delivery(
@@ -109,6 +110,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) 
                 count_attempts,
                 batch_size=settings.batch_size,
                 claim_idle_ms=settings.claim_idle_ms,
+                linger_s=settings.linger_s,
             )
             tasks.create_task(attempts.run())
             tasks.create_task(Sweeper(redis, SettlementScripts(redis), period_s=settings.sweep_period_s).run())
@@ -147,19 +149,10 @@ async def _until_signalled() -> None:
     raise Stopped
 
 
-def _address(listen: str) -> tuple[str, int]:
-    if not listen:
-        return "", 0
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise SettingsError(f"BILLING_METRICS_LISTEN: {listen!r} is not host:port")
-    return host, int(port)
-
-
 def main() -> None:
     """Read settings and catalogue, then serve."""
     settings = from_env(Settings, "BILLING_", os.environ)
-    host, port = _address(settings.metrics_listen)
+    host, port = metrics_address("BILLING_METRICS_LISTEN", settings.metrics_listen)
     try:
         catalog = read_catalog(Path(settings.catalog))
     except CatalogError as error:

@@ -1,6 +1,7 @@
 """At-least-once delivery from Redis streams into a sink that ignores repeats: together, exactly once.
 
-1. Read new entries; now and then claim those that a dead consumer left.
+1. Read new entries, after a small batch not before `linger_s`; now and then claim those that a dead
+   consumer left.
 2. The sink prepares each entry. One that can never be written is buried alone, with the reason.
 3. The sink writes the rest in one transaction. If the database refuses the data, halve the batch until the
    rows at fault stand alone, and bury those: a bad entry never fails its batch.
@@ -86,6 +87,7 @@ class Delivery(Generic[T]):
         batch_size: int = 500,
         block_ms: int = 1000,
         claim_idle_ms: int = 10_000,
+        linger_s: float = 0.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -95,6 +97,7 @@ class Delivery(Generic[T]):
         self._batch_size = batch_size
         self._block_ms = block_ms
         self._claim_idle_ms = claim_idle_ms
+        self._linger_s = linger_s
         self._now_s = now_s
         self._next_claim_s = 0.0
         self._per_stream = max(1, batch_size // 16)
@@ -111,6 +114,8 @@ class Delivery(Generic[T]):
             else:
                 backoff.reset()
                 await self.deliver(entries)
+                if 0 < len(entries) < self._batch_size:
+                    await sleep(self._linger_s)  # few at a time cost a transaction each
 
     async def _take(self) -> list[Entry]:
         """Return entries to deal with: those that a dead consumer left go first, until there are none."""

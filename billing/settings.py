@@ -18,5 +18,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_json: bool = True
     consumers: Positive = 2  # in this process; one waits for Postgres while the other computes
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 500  # requests per transaction
+    linger_s: Annotated[float, msgspec.Meta(ge=0)] = 0.2  # between small batches, so that they grow
     claim_idle_ms: Positive = 10_000  # entries that a consumer holds for longer are taken over
     sweep_period_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
