@@ -52,6 +52,10 @@ check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	@$(BIN)/python -m pdgate.schema_check
 	@echo "All checks passed."
 
+.PHONY: bench
+bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone (ARGS="--repeats 3")
+	@$(BIN)/python -m benches $(ARGS)
+
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/worker.proto
