@@ -26,7 +26,11 @@ def greeting(options: Options, layout: Layout, *, model: str, key: str | None, a
         if count
     )
     engine = "SGLang on CPU" if options.engine is EngineKind.SGLANG else "timed engine: SIMULATED TEXT"
-    question = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = {
+        "model": model,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
     body = shlex.quote(msgspec.json.encode(question).decode())
     return [
         "",
