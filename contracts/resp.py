@@ -24,6 +24,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 Argument = str | bytes | int
 
 _CONNECT_TIMEOUT_S = 2.0
+_UNWILLING = frozenset(
+    ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN")
+)
+
+
+class Unwilling(RedisConnectionError):
+    """Redis answers and takes no such command now: it loads its data, is full, or is a replica. Try later.
+
+    So a plain ResponseError means that the command itself is at fault and would be refused again.
+    """
 
 
 class _Protocol(asyncio.Protocol):
@@ -59,6 +69,8 @@ class _Protocol(asyncio.Protocol):
         self._waiting.clear()
 
     def ask(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
+        if self.lost:
+            raise RedisConnectionError("connection lost")
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]
@@ -104,6 +116,8 @@ class RespConnection:
         """Return the replies to all commands, sent in one write; a reply may be an exception."""
         protocol = await self._open()
         futures = [protocol.ask(command) for command in commands]
+        for future in futures:  # when the first fails, nobody awaits the others
+            future.add_done_callback(_looked_at)
         replies: list[Any] = []
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -115,11 +129,6 @@ class RespConnection:
         except TimeoutError:
             protocol.close()
             raise RedisTimeoutError(f"no reply within {self._timeout_s} s") from None
-        except RedisConnectionError:
-            for future in futures:  # all were lost together; nobody else looks at them
-                if future.done() and not future.cancelled():
-                    future.exception()
-            raise
         return replies
 
     def register_script(self, text: str) -> "Script":
@@ -143,6 +152,7 @@ class RespConnection:
     async def _connect(self) -> _Protocol:
         options = self._options
         loop = asyncio.get_running_loop()
+        protocol: _Protocol | None = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 if "path" in options:
@@ -156,8 +166,12 @@ class RespConnection:
                     await protocol.ask(("AUTH", *user, options["password"]))
                 if options.get("db"):
                     await protocol.ask(("SELECT", options["db"]))
-        except (OSError, TimeoutError) as error:
-            raise RedisConnectionError(f"cannot connect to Redis: {error}") from error
+        except BaseException as error:
+            if protocol is not None:
+                protocol.close()
+            if isinstance(error, OSError):  # TimeoutError is one
+                raise RedisConnectionError(f"cannot connect to Redis: {error}") from error
+            raise
         return protocol
 
 
@@ -177,7 +191,13 @@ class Script:
             return await self._connection.call("EVAL", self._text, len(keys), *keys, *args)
 
 
-def _error(message: str) -> ResponseError:
-    if message.startswith("NOSCRIPT"):
+def _error(message: str) -> ResponseError | Unwilling:
+    code = message.partition(" ")[0]
+    if code == "NOSCRIPT":
         return NoScriptError(message)
-    return ResponseError(message)
+    return Unwilling(message) if code in _UNWILLING else ResponseError(message)
+
+
+def _looked_at(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

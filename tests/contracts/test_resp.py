@@ -69,3 +69,17 @@ async def test_a_script_is_loaded_when_redis_forgot_it(connection: RespConnectio
 async def test_no_redis_is_a_redis_error(tmp_path: Path):
     with pytest.raises(RedisConnectionError, match="cannot connect"):
         await RespConnection(f"unix://{tmp_path}/none.sock").call("PING")
+
+
+async def test_a_redis_that_takes_no_commands_now_counts_as_away(tmp_path: Path):
+    async def loading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(b"-LOADING Redis is loading the dataset in memory\r\n" * 2)
+        writer.close()
+
+    server = await asyncio.start_unix_server(loading, tmp_path / "s")
+    connection = RespConnection(f"unix://{tmp_path}/s", timeout_s=5)
+    with pytest.raises(RedisConnectionError, match="LOADING"):
+        await connection.call_all([("PING",), ("PING",)])
+    connection.close()
+    server.close()
