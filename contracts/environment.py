@@ -65,6 +65,19 @@ def _convert(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"no decoder for {kind}")
 
 
+def host_and_port(variable: str, listen: str) -> tuple[str, int]:
+    """Return the parts of `host:port`; an empty host is this machine's loopback. Raises SettingsError."""
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65_535:
+        raise SettingsError(f"{variable}: {listen!r} is not host:port")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def metrics_address(variable: str, listen: str) -> tuple[str, int]:
+    """Return where metrics are served: port 0 = nowhere, when `listen` is empty. Raises SettingsError."""
+    return host_and_port(variable, listen) if listen else ("", 0)
+
+
 def asyncpg_url(url: str) -> str:
     """Return a `postgresql://` URL in the form SQLAlchemy wants for asyncpg."""
     scheme, separator, rest = url.partition("://")

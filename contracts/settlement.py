@@ -17,7 +17,7 @@ from contracts.identity import shard_of
 from contracts.resp import RespConnection
 from contracts.units import MAX_EXACT_NANO
 from contracts.usage import UsageEvent
-from contracts.wire import Owner
+from contracts.wire import VERSION, Owner, RequestOutcome
 
 KEEP_SETTLED_MS = 600_000
 
@@ -55,6 +55,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything reserved for one request; stored as it is, read back by settle.lua and by sweepers."""
 
+    v: int = VERSION
     rid: str
     member: str  # `org/rid`
     now_ms: int
@@ -159,6 +160,22 @@ def actual_usage(event: UsageEvent) -> dict[str, int]:
         METER_GENERATED: tokens.decode,
         METER_TOKENS: tokens.prompt + tokens.decode,
     }
+
+
+def outcome_of(event: UsageEvent) -> RequestOutcome:
+    """Return what the scheduler learns of a settled request."""
+    return RequestOutcome(
+        rid=event.rid,
+        model=event.model,
+        tier=event.tier,
+        outcome=event.outcome,
+        timings=event.timings,
+        slo_met=event.slo_met,
+        prompt_tokens=event.tokens.prompt,
+        cached_tokens=event.tokens.prefill_cached,
+        completion_tokens=event.tokens.decode,
+        path=event.path,
+    )
 
 
 def encode_owner(owner: Owner) -> str:

@@ -121,9 +121,13 @@ class Admission:
 
 
 def most_tokens(asked: Asked) -> int:
-    """Return the most tokens per sample that context and model allow. Raises ContextTooLong."""
+    """Return the most tokens per sample that context and model allow.
+
+    Raises:
+        ContextTooLong: no room for what was asked, or for a useful answer if nothing was.
+    """
     room = asked.context_tokens - asked.prompt_tokens
-    if room < 1:
+    if room < (1 if asked.asked_tokens is not None else MIN_USEFUL_TOKENS):
         raise ContextTooLong(prompt_tokens=asked.prompt_tokens, limit_tokens=asked.context_tokens)
     return min(asked.asked_tokens or asked.default_tokens, room)
 

@@ -104,5 +104,8 @@ def _records(raw: bytes) -> Iterator[Closed]:
         record = raw[position + _LENGTH.size : position + _LENGTH.size + length]
         if len(record) < length:
             return
-        yield _decoder.decode(record)
+        try:
+            yield _decoder.decode(record)
+        except msgspec.DecodeError as error:  # a gateway must start all the same
+            log.error("journal_record_unreadable", num_bytes=length, error=str(error))  # noqa: TRY400 - data, not code
         position += _LENGTH.size + length

@@ -29,6 +29,7 @@ from gateway.sse import DONE, PING, ChunkTemplate, encode_text, error_event
 log = structlog.get_logger()
 
 PING_S: Final = 10.0
+SEND_S: Final = 60.0  # a client that takes nothing for so long is gone
 
 
 class Output(Protocol):
@@ -216,7 +217,8 @@ class EventStream:
 
     async def _finish_send(self, suspended: Suspended) -> None:
         try:
-            await suspended
+            async with asyncio.timeout(SEND_S):
+                await suspended
         except Exception as error:  # noqa: BLE001 - as in flush
             self._send_failed(error)
 

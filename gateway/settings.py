@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.environment import Secret
+from contracts.environment import Secret, host_and_port
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 PositiveCount = Annotated[int, msgspec.Meta(gt=0)]
@@ -37,8 +37,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return host and port of `listen`. Raises ValueError when it is not HOST:PORT."""
-        host, separator, port = self.listen.rpartition(":")
-        if not separator or not port.isdecimal():
-            raise ValueError(f"GATEWAY_LISTEN: {self.listen!r} is not HOST:PORT")
-        return host.strip("[]") or "127.0.0.1", int(port)
+        """Return host and port of `listen`. Raises SettingsError."""
+        return host_and_port("GATEWAY_LISTEN", self.listen)

@@ -3,7 +3,8 @@
 1. A generation offers its numbers; nothing blocks.
 2. The loop runs the settle script for each (exactly once per request id, whoever settles), then
    reports the outcome, acknowledges and deletes the inbox entry, and drops the in-flight record. Each
-   step may be repeated.
+   step may be repeated. A settlement that Redis refuses for its content is logged and left to billing's
+   sweep, so that it holds up no other.
 3. While Redis is away, what waits is also written to the journal; when Redis is back, everything in
    memory and in the journal is settled and the journal is emptied. A gateway that starts adopts the
    journals of dead ones.
@@ -15,12 +16,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import structlog
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
 from contracts.resp import Argument, RespConnection
-from contracts.settlement import SettlementScripts, actual_usage
-from contracts.wire import FIELD, RequestOutcome, encode
+from contracts.settlement import SettlementScripts, actual_usage, outcome_of
+from contracts.wire import FIELD, encode
 from gateway.journal import Journal
 from gateway.records import Records
 from gateway.terms import Closed
@@ -141,6 +142,9 @@ class Settlement:
         event = closed.event
         try:
             first = await self._scripts.settle(event, actual_usage(event))
+        except (ResponseError, ValueError) as error:
+            log.error("settlement_refused", rid=event.rid, org=event.org, error=str(error))  # noqa: TRY400 - data, not code
+            return None
         except (RedisError, OSError) as error:
             return error
         if first:
@@ -155,7 +159,7 @@ class Settlement:
         for pool in {closed.event.pool for closed in batch}:
             mine = [closed for closed in batch if closed.event.pool == pool]
             kept = ("MAXLEN", "~", _OUTCOMES_KEPT)
-            commands += [("XADD", keys.outcomes(pool), *kept, "*", FIELD, encode(_outcome(c))) for c in mine]
+            commands += [("XADD", keys.outcomes(pool), *kept, "*", FIELD, encode(outcome_of(c.event))) for c in mine]
             entry_ids = [closed.entry_id for closed in mine if closed.entry_id]
             if entry_ids:
                 commands.append(("XACK", keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids))
@@ -176,19 +180,3 @@ class Settlement:
     def _keep(self, closed: Closed) -> None:
         if not self._journal.append(closed):
             log.error("settlement_not_journaled", rid=closed.event.rid)
-
-
-def _outcome(closed: Closed) -> RequestOutcome:
-    event = closed.event
-    return RequestOutcome(
-        rid=event.rid,
-        model=event.model,
-        tier=event.tier,
-        outcome=event.outcome,
-        timings=event.timings,
-        slo_met=event.slo_met,
-        prompt_tokens=event.tokens.prompt,
-        cached_tokens=event.tokens.prefill_cached,
-        completion_tokens=event.tokens.decode,
-        path=event.path,
-    )

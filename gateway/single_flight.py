@@ -19,9 +19,14 @@ class SingleFlight(Generic[K, V]):
 
     async def run(self, key: K, call: Callable[[], Awaitable[V]]) -> V:
         """Return the result of `call`, or of the call for this key that is in progress. Raises what it raises."""
-        running = self._running.get(key)
-        if running is not None:
-            return await asyncio.shield(running)
+        while (running := self._running.get(key)) is not None:
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not running.cancelled() or (task is not None and task.cancelling()):
+                    raise
+                # Only the caller that made the call was cancelled: somebody else makes it.
         result = self._running[key] = asyncio.get_running_loop().create_future()
         try:
             value = await call()

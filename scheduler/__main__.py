@@ -9,19 +9,19 @@ import structlog
 import uvloop
 
 from contracts.catalog import CatalogError, read_catalog
-from contracts.environment import from_env
+from contracts.environment import from_env, metrics_address
 from observability.telemetry import Telemetry, configure_logging
 from scheduler.connection import redis_client
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
-from scheduler.settings import Settings, metrics_address
+from scheduler.settings import Settings
 
 log = structlog.get_logger()
 
 
 async def serve(settings: Settings) -> None:
     """Schedule every pool until SIGTERM or SIGINT."""
-    host, port = metrics_address(settings.metrics_listen)
+    host, port = metrics_address("SCHEDULER_METRICS_LISTEN", settings.metrics_listen)
     catalog = read_catalog(settings.catalog)
     telemetry = Telemetry("scheduler", settings.id)
     redis = redis_client(settings.redis_url)

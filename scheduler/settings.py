@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from contracts.environment import SettingsError
-
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -41,13 +39,3 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     hand_off_factor: float = 10.0
     sweep_s: float = 2.0
     outcome_poll_s: float = 0.2
-
-
-def metrics_address(listen: str) -> tuple[str, int]:
-    """Return host and port of `listen`; port 0 when it is empty. Raises SettingsError when it is neither."""
-    if not listen:
-        return "", 0
-    host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdigit():
-        raise SettingsError(f"SCHEDULER_METRICS_LISTEN: {listen!r} is not host:port")
-    return host, int(port)

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from contracts import keys
 from contracts.lifecycle import HandOff, Phase, RequestState
 from contracts.rating import Tokens, cost
-from contracts.settlement import SettlementScripts, actual_usage
+from contracts.settlement import SettlementScripts, actual_usage, outcome_of
 from contracts.units import Nano
 from contracts.usage import Outcome, UsageEvent
-from contracts.wire import Counts, RequestOutcome
+from contracts.wire import Counts
 from scheduler.book import Book, Request
 from scheduler.outbox import Outbox
 from scheduler.verdicts import Verdicts
@@ -110,20 +110,7 @@ class DeadGateways:
             already=not settled,
         )
         if settled:
-            self._outbox.report_outcome(
-                RequestOutcome(
-                    rid=request.rid,
-                    model=event.model,
-                    tier=event.tier,
-                    outcome=event.outcome,
-                    timings=None,
-                    slo_met=None,
-                    prompt_tokens=event.tokens.prompt,
-                    cached_tokens=event.tokens.prefill_cached,
-                    completion_tokens=event.tokens.decode,
-                    path=event.path,
-                )
-            )
+            self._outbox.report_outcome(outcome_of(event))
         self._outbox.acknowledge(request.entry_id)
         self._outbox.delete_record(request.rid)
         self._verdicts.forget(request.rid)
@@ -139,7 +126,7 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
     finished = len(streams) == request.submit.num_samples and all(
         part.delivered and part.reason is not None and part.reason.complete for part in streams
     )
-    prompt = _prompt_counts(request)
+    prompt, confirmed = _prompt_counts(request)
     tokens = Tokens(
         prefill_computed=prompt.prompt_tokens - prompt.cached_tokens if prompt is not None else 0,
         prefill_cached=prompt.cached_tokens if prompt is not None else 0,
@@ -170,16 +157,16 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
         stream=request.submit.stream,
         prefill_worker=request.prefill_ref.worker_id if ran and request.prefill_ref is not None else "",
         decode_worker=request.decode_ref.worker_id if ran and request.decode_ref is not None else "",
-        estimated=ran and (prompt is None or any(part.counts is None for part in streams)),
+        estimated=ran and not (confirmed and all(part.counts is not None for part in streams)),
         simulated=owner.simulated,
         settled_by="scheduler",
     )
 
 
-def _prompt_counts(request: Request) -> Counts | None:
-    """Return the counts that hold the prompt's meters: the prefill side's, else the stream's own."""
+def _prompt_counts(request: Request) -> tuple[Counts | None, bool]:
+    """Return the counts that hold the prompt's meters, and whether they are from the side that computed it."""
     for phase in (Phase.PREFILL, Phase.UNIFIED, Phase.DECODE):
         part = request.parts.get((phase, 0))
         if part is not None and part.counts is not None and part.counts.prompt_tokens:
-            return part.counts
-    return None
+            return part.counts, phase is not Phase.DECODE
+    return None, False

@@ -15,7 +15,7 @@ import uvloop
 from redis.asyncio import Redis
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
-from contracts.environment import SettingsError, from_env
+from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.wire import Registration
 from observability.telemetry import Telemetry, configure_logging
 from workers.assignments import Identity
@@ -129,7 +129,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    with telemetry.serve(*_host_port(settings.metrics_listen)):
+    with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
             log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
@@ -205,11 +205,6 @@ def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings
         lambda: [(server.condition.load.kv_used_tokens / capacity, labels)],
         "Used part of the KV cache, 0 to 1.",
     )
-
-
-def _host_port(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    return (host, int(port)) if port else ("", 0)
 
 
 def main() -> None:

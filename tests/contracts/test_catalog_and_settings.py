@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from contracts.catalog import CatalogError, read_catalog
-from contracts.environment import Secret, SettingsError, asyncpg_url, from_env
+from contracts.environment import Secret, SettingsError, asyncpg_url, from_env, host_and_port, metrics_address
 
 GOOD = """
 [models.a]
@@ -100,3 +100,13 @@ def test_database_urls_get_the_asyncpg_driver():
     assert asyncpg_url("postgresql://u@/d?host=/s") == "postgresql+asyncpg://u@/d?host=/s"
     with pytest.raises(SettingsError, match="postgresql://"):
         asyncpg_url("mysql://u@/d")
+
+
+def test_an_address_to_listen_on_is_a_host_and_a_port():
+    assert metrics_address("X_LISTEN", "") == ("", 0)
+    assert metrics_address("X_LISTEN", "127.0.0.1:9100") == ("127.0.0.1", 9100)
+    assert host_and_port("X_LISTEN", "[::1]:80") == ("::1", 80)
+    assert host_and_port("X_LISTEN", ":80") == ("127.0.0.1", 80)
+    for nonsense in ("nonsense", "9100", "host:", "host:x", "host:70000"):
+        with pytest.raises(SettingsError, match="X_LISTEN"):
+            metrics_address("X_LISTEN", nonsense)

@@ -1,5 +1,6 @@
 """A gateway per test."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from contracts.catalog import Catalog
 def grpc_stays_up() -> None:
     """Hold one reference to grpc.aio: dropping the last one joins its polling thread, from wherever
     the garbage collector happens to run, and that can block between two tests' event loops."""
-    grpc.aio.init_grpc_aio()
+
+    async def hold() -> None:
+        grpc.aio.init_grpc_aio()
+
+    asyncio.run(hold())  # it asks for a loop, and after an async test of another folder there is none
 
 
 @pytest.fixture

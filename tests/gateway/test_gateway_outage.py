@@ -92,6 +92,16 @@ def test_a_journal_gives_back_whole_records_and_ignores_a_torn_one(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_record_that_cannot_be_read_is_left_out(tmp_path: Path):
+    (tmp_path / "settlements-dead.journal").write_bytes(b"\x03\x00\x00\x00abc")
+    dead = Journal(tmp_path, "other", max_bytes=10_000)
+    dead.open()
+    dead.append(closed())
+    dead.close()
+    heir = Journal(tmp_path, "heir", max_bytes=10_000)
+    assert heir.open() == [closed()]
+
+
 def test_the_journal_of_a_gateway_that_lives_is_left_alone(tmp_path: Path):
     living = Journal(tmp_path, "living", max_bytes=10_000)
     living.open()
@@ -131,6 +141,23 @@ async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(
     assert msgspec.msgpack.decode(raw, type=UsageEvent) == closed().event
     assert await redis.exists(keys.reservation("org_1", RID)) == 0
     assert journals_in(tmp_path) == []
+
+
+async def test_a_settlement_that_redis_refuses_holds_up_no_other(redis: Redis, redis_url: str, tmp_path: Path):
+    await reserve(redis)
+    broken = "01a229bd-76e1-7cb4-8f6f-000000000000"
+    await redis.hset(keys.reservation("org_1", broken), "no", "string")
+    journal = Journal(tmp_path, "gateway", max_bytes=10_000)
+    settlement = Settlement(RespConnection(redis_url), journal, Records(SilentTelemetry().instruments), max_waiting=10)
+    settlement.recover()
+    settlement.offer(closed(broken))
+    settlement.offer(closed())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(settlement.run())
+        await settlement.drain(5)
+        running.cancel()
+    assert settlement.num_waiting == 0
+    assert await redis.get(keys.settled_request("org_1", RID)) is not None
 
 
 async def test_more_than_fits_in_memory_is_settled_from_the_journal(redis: Redis, redis_url: str, tmp_path: Path):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gateway_rig import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -281,3 +282,26 @@ async def test_a_burst_for_one_key_makes_one_call_and_shares_its_fault():
     assert len(calls) == 1
     with pytest.raises(LookupError):
         await flight.run("k", call)
+
+
+async def test_a_caller_that_is_cancelled_takes_no_other_with_it():
+    calls = []
+    gate = asyncio.Event()
+
+    async def call() -> int:
+        calls.append(1)
+        await gate.wait()
+        return 7
+
+    flight: SingleFlight[str, int] = SingleFlight()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(flight.run("k", call))
+        others = [tasks.create_task(flight.run("k", call)) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()
+        others[0].cancel()
+        await eventually(lambda: len(calls) == 2)
+        gate.set()
+    assert first.cancelled()
+    assert others[0].cancelled()
+    assert [other.result() for other in others[1:]] == [7, 7]

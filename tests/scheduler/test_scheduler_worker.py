@@ -14,7 +14,7 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration
 from observability.metrics import Instruments
 from scheduler.gauges import Gauges
-from scheduler.settings import Settings, metrics_address
+from scheduler.settings import Settings
 from scheduler.worker import Standing, Worker
 
 REGISTRATION = Registration(
@@ -161,8 +161,4 @@ def test_settings_name_the_bad_variable():
     for name, value in (("SCHEDULER_DEAD_AFTER_S", "0"), ("SCHEDULER_LOG_LEVEL", "loud"), ("SCHEDULER_X", "1")):
         with pytest.raises(SettingsError, match=name):
             from_env(Settings, "SCHEDULER_", {**good, name: value})
-    with pytest.raises(SettingsError, match="SCHEDULER_METRICS_LISTEN"):
-        metrics_address("nonsense")
-    assert metrics_address("127.0.0.1:9100") == ("127.0.0.1", 9100)
-    assert metrics_address("") == ("", 0)
     assert msgspec.structs.asdict(from_env(Settings, "SCHEDULER_", good))["id"]
