@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
 from contracts.identity import NUM_SHARDS
@@ -96,7 +96,11 @@ class Sweeper:
             simulated=owner.simulated,
             settled_by="billing",
         )
-        settled = await self._scripts.settle(event, actual_usage(event))
+        try:
+            settled = await self._scripts.settle(event, actual_usage(event))
+        except ResponseError:  # stays open and is said every period; the others must not wait for it
+            log.exception("reservation_not_settled", org=org, rid=rid)
+            return False
         if settled:
             log.warning("request_lost", org=org, rid=rid, pool=reservation.pool, deadline_ms=reservation.deadline_ms)
         return settled

@@ -85,3 +85,13 @@ async def test_one_unreadable_reservation_does_not_stop_the_others(rig, open_req
     await rig.redis.zadd(keys.open_reservations(ORG), {f"{ORG}/{rid}": DEADLINE - 1})
     assert await sweeper(rig, DEADLINE + GRACE_MS).sweep() == 1
     assert await rig.redis.zrange(keys.open_reservations(ORG), 0, -1) == [f"{ORG}/{rid}".encode()]
+
+
+async def test_one_reservation_that_redis_refuses_to_settle_does_not_stop_the_others(rig, open_request):
+    broken = new_rid(NOW)
+    await SettlementScripts(rig.redis).reserve(ORG, reservation(broken, budgets=[budget(9, 1, scope="project")]))
+    await rig.redis.set(keys.budget(ORG, "project", ORG), "no hash")
+    await rig.redis.zadd(keys.open_reservations(ORG), {f"{ORG}/{broken}": 1})  # the first one to be swept
+    assert await sweeper(rig, DEADLINE + GRACE_MS).sweep() == 1
+    assert await rig.redis.exists(keys.reservation(ORG, open_request)) == 0
+    assert await rig.redis.exists(keys.reservation(ORG, broken)) == 1
