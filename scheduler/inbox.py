@@ -101,6 +101,23 @@ class Inbox:
         rows = answer[0][1] if answer else ()
         return [(entry_id, _field_of(fields)) for entry_id, fields in rows]
 
+    async def read_again(self) -> list[Entry]:
+        """Return everything that Redis gave to this scheduler and that is pending, known here or not.
+
+        A read that broke off may have been carried out: its entries are ours, and no later read brings them.
+        """
+        entries: list[Entry] = []
+        start: bytes | str = "0"
+        while True:
+            answer: Any = await self._reader.call(
+                "XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", _CLAIM_BATCH, "STREAMS", self._key, start
+            )
+            rows = answer[0][1] if answer else ()
+            if not rows:
+                return entries
+            start = rows[-1][0]
+            entries += [(entry_id, _field_of(fields)) for entry_id, fields in rows if fields is not None]
+
     async def missing(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """Return those of the entries that are not pending any more: somebody settled them."""
         pipeline = self._redis.pipeline(transaction=False)

@@ -257,8 +257,12 @@ class Term:
     async def _read_inbox(self) -> None:
         now_s = asyncio.get_running_loop().time
         last_s = 0.0
+        broken_off = False
         while True:
             try:
+                if broken_off:
+                    await self.takeover.take_claimed(await self.inbox.read_again())
+                    broken_off = False
                 entries = await self.inbox.read(_BLOCK_S)
                 for entry in entries:
                     self._take(entry)
@@ -270,6 +274,7 @@ class Term:
                 last_s = now_s()
             except RedisError as error:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
+                broken_off = True
                 await asyncio.sleep(_REDIS_RETRY_S)
 
     def _take(self, entry: Entry) -> None:

@@ -12,6 +12,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 from redis.asyncio import Redis
 
@@ -140,7 +141,13 @@ class Takeover:
         for start in range(0, len(rids), _MGET_BATCH):
             batch = rids[start : start + _MGET_BATCH]
             answers: Any = await self._redis.mget([keys.inflight(self._pool, rid) for rid in batch])
-            found.update({rid: decode_record(raw) for rid, raw in zip(batch, answers, strict=True) if raw})
+            for rid, raw in zip(batch, answers, strict=True):
+                try:
+                    if raw:
+                        found[rid] = decode_record(raw)
+                except msgspec.DecodeError as error:
+                    # Placed anew: the write-ahead script finds the attempt in its way, and the next one runs.
+                    log.warning("bad_record", pool=self._pool, rid=rid, error=str(error))
         return found
 
     # -- decisions ---------------------------------------------------------------------------------

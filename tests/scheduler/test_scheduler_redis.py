@@ -4,8 +4,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from rig import SLOW_DECODE, eventually, running_rig
+from rig import POOL, SLOW_DECODE, eventually, running_rig
 
+from contracts import keys
 from contracts.lifecycle import FinishReason, RequestState, Role
 from pdgate.services import start_valkey
 from scheduler.connection import redis_client
@@ -57,3 +58,19 @@ async def test_running_requests_survive_a_restart_of_redis():
                 assert [a.rid for a in decode.submitted] == [request.rid]
         finally:
             service.stop()
+
+
+async def test_an_entry_that_a_broken_read_took_is_read_again(redis_url: str):
+    async with running_rig(redis_url) as rig:
+        await rig.pair()
+        gateway = await rig.gateway()
+        pool = await rig.leading(rig.scheduler("s-reads"))
+        await eventually(lambda: gateway)
+        (reader,) = [c["id"] for c in await rig.redis.client_list() if c["cmd"] == "xreadgroup"]
+        await rig.redis.client_kill_filter(_id=reader)
+        request = await gateway.submit()
+        # What the cut read would have done on the server, its answer lost with the connection.
+        taken = await rig.redis.xreadgroup(keys.CONSUMER_GROUP_SCHEDULER, "s-reads", {keys.inbox(POOL): ">"})
+        assert taken
+        await eventually(lambda: request.reason() is FinishReason.LENGTH)
+        assert pool.term is not None
