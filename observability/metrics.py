@@ -12,7 +12,6 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 TPOT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 TRANSFER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 HISTOGRAM_VIEWS: Sequence[View] = tuple(
     View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(boundaries=buckets))
@@ -23,8 +22,6 @@ HISTOGRAM_VIEWS: Sequence[View] = tuple(
         ("pdgate_queue_wait_seconds", TTFT_BUCKETS_S),
         ("pdgate_request_duration_seconds", TTFT_BUCKETS_S),
         ("pdgate_settlement_lag_seconds", TTFT_BUCKETS_S),
-        ("pdgate_prompt_tokens", TOKEN_BUCKETS),
-        ("pdgate_output_tokens", TOKEN_BUCKETS),
     )
 )
 
