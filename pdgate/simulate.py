@@ -56,7 +56,7 @@ def simulate(
         float, typer.Option(min=1.0, help="90th percentile over median of both lengths, without a trace.")
     ] = 2.5,
     workers: Annotated[int, typer.Option(min=1, max=512, help="Workers in the pool.")] = 8,
-    policy: Annotated[str, typer.Option(help="auto, static:P/D[/U], unified or threshold.")] = "auto",
+    policy: Annotated[str, typer.Option(help="auto, static:P/D or static:P/D/U, unified or threshold.")] = "auto",
     slo: Annotated[str, typer.Option(help='Targets: "ttft=2s,tpot=30ms", either alone, or "none".')] = (
         "ttft=2s,tpot=30ms"
     ),

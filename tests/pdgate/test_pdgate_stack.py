@@ -62,9 +62,13 @@ class Up:
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def runs(self, package: str, *, other_than: psutil.Process) -> bool:
-        words = ["-m", package]
-        return any(p.cmdline()[-2:] == words and p != other_than for p in self.descendants() if not is_gone(p))
+    def find(self, package: str) -> list[psutil.Process]:
+        found = []
+        for process in self.descendants():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[-2:] == ["-m", package] and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def ask(self, variables: dict[str, str]) -> httpx.Response:
         headers = {"Authorization": f"Bearer {variables['PDGATE_API_KEY']}"}
@@ -143,10 +147,11 @@ def test_a_process_that_is_killed_comes_back(up):
     up.start()
     variables = up.ready()
     for victim in ("gateway", "scheduler", "billing", "workers"):
-        process = next(p for p in up.descendants() if p.cmdline()[-2:] == ["-m", victim])
+        wait_until(lambda victim=victim: up.find(victim), up)
+        process = up.find(victim)[0]
         process.kill()
         wait_until(lambda process=process: is_gone(process), up)
-        wait_until(lambda victim=victim, old=process: up.runs(victim, other_than=old), up)
+        wait_until(lambda victim=victim, old=process: set(up.find(victim)) - {old}, up)
         wait_until(lambda: not port_is_free(up.port) and up.ask(variables).status_code == 200, up)
     assert up.screen().count("(signal SIGKILL); starting it again") == 4
 
