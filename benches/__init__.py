@@ -1,1 +1,1 @@
-"""Benchmarks. `python -m benches` measures the budget of docs/performance.md on this machine."""
+"""Benchmarks. `python -m benches` measures the budget of CPU and latency on this machine."""
