@@ -7,6 +7,8 @@ tokenizer = "smollm2"                  # folder under the models folder, or an a
 aliases = ["SmolLM2-135M-Instruct"]
 context_tokens = 2048
 default_max_tokens = 512               # default: 4096
+default_temperature = 0.2              # of a request that names none; default: the engine's
+default_top_p = 0.9
 hand_off = "direct"                    # or "store"
 owned_by = "HuggingFaceTB"
 
@@ -26,6 +28,7 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path as FilePath
+from typing import Annotated
 
 import msgspec
 
@@ -68,6 +71,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pool: str = ""
     aliases: tuple[str, ...] = ()
     default_max_tokens: int = 4096
+    default_temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    default_top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     hand_off: HandOff = HandOff.DIRECT
     owned_by: str = "pdgate"
     tiers: Mapping[str, SloTarget] = msgspec.field(

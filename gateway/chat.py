@@ -22,7 +22,7 @@ from contracts.rating import Tokens
 from contracts.slo import SloTarget
 from contracts.units import Nano
 from contracts.usage import Outcome, UsageEvent
-from contracts.wire import Owner, Submit, pack_ids
+from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import Authenticator
 from gateway.bodies import read_body
@@ -134,7 +134,8 @@ class Chat:
             terms, output, self._effects, loop=loop, forget=self._table.remove, deadline_s=timeout_s
         )
         self._table.add(generation)
-        submit = self._submit(terms, chat, ids, admitted, traceparent=request.headers.get("traceparent", ""))
+        sampling = chat.sampling(admitted.max_tokens, model.model)
+        submit = self._submit(terms, chat, ids, sampling, traceparent=request.headers.get("traceparent", ""))
         try:
             generation.written(await self._inbox.submit(submit))
         except RedisError:
@@ -207,7 +208,7 @@ class Chat:
         )
 
     def _submit(
-        self, terms: Terms, chat: ChatRequest, ids: Sequence[int], admitted: Admitted, *, traceparent: str
+        self, terms: Terms, chat: ChatRequest, ids: Sequence[int], sampling: Sampling, *, traceparent: str
     ) -> Submit:
         return Submit(
             rid=terms.rid,
@@ -215,7 +216,7 @@ class Chat:
             gateway_id=self._gateway_id,
             owner=terms.owner,
             prompt=pack_ids(ids),
-            sampling=chat.sampling(admitted.max_tokens),
+            sampling=sampling,
             deadline_unix_ms=terms.deadline_unix_ms,
             num_samples=terms.num_samples,
             stream=terms.stream,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from contracts.catalog import Model
 from contracts.errors import BadRequest
 from contracts.wire import Sampling
 
@@ -129,12 +130,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling(self, max_tokens: int) -> Sampling:
-        """Return the sampling parameters with their effective maximum."""
+    def sampling(self, max_tokens: int, model: Model) -> Sampling:
+        """Return the sampling parameters with their effective maximum and, where none is named, the model's own."""
         return Sampling(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            temperature=model.default_temperature if self.temperature is None else self.temperature,
+            top_p=model.default_top_p if self.top_p is None else self.top_p,
             stop=self.stops,
             seed=self.seed,
             presence_penalty=self.presence_penalty or None,
@@ -158,6 +159,8 @@ def decode_chat(body: bytes) -> ChatRequest:
         raise _bad_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"We could not parse the JSON body of your request: {error}.") from None
+    except RecursionError:
+        raise BadRequest("We could not parse the JSON body of your request: it is nested too deeply.") from None
     _check_stops(request)
     _check_metadata(request)
     _check_supported(request)
