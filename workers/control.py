@@ -71,9 +71,7 @@ class _Stream:
             self._timer = asyncio.get_running_loop().call_later(within_s, self._flush)
 
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         self._due = True
         self._wake.set()
 
@@ -82,8 +80,14 @@ class _Stream:
         self._status = status
         self._flush()
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def close(self) -> None:
         """End the stream after the current write."""
+        self._stop_timer()
         self.closed = True
         self._wake.set()
 
@@ -107,6 +111,7 @@ class _Stream:
     def _take(self) -> pb.ControlReport:
         """Return everything that waits as one message: the first report, the others in `also`."""
         self._due = False
+        self._stop_timer()  # what it was set for leaves now
         reports = list(self._reports)
         self._reports.clear()
         if self._status is not None:

@@ -2,10 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from contracts.lifecycle import FinishReason
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, attempt_from_pb, attempt_to_pb, rid_bytes
 from tests.workers.peers import Leader, new_attempt, submit_of, unified_bench
+from workers.control import COALESCE_S, _Stream
 from workers.engines.faults import HANG
 from workers.engines.timed_text import expected_text
 
@@ -173,3 +176,21 @@ async def test_stopping_ends_what_runs_and_gets_the_ends_out():
     assert answer.reason is FinishReason.ERROR
     assert answer.finished.error == "the worker stops"
     assert final.counts.completion_tokens == len(answer.ids)
+
+
+async def test_news_that_left_with_other_news_does_not_leave_again():
+    stream = _Stream()
+    stream.report(pb.ControlReport(final=pb.Final()))
+    stream.report(pb.ControlReport(delivered=pb.Delivered()))
+    await stream.next()
+    stream.report(pb.ControlReport(final=pb.Final()))
+    async with asyncio.TaskGroup() as tasks:
+        leaves = tasks.create_task(stream.next())
+        await asyncio.sleep(0)  # it waits for company, since the last message has just left
+        stream.report(pb.ControlReport(delivered=pb.Delivered()), within_s=2 * COALESCE_S)
+    report = leaves.result()
+    assert report is not None
+    assert len(report.also) == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5 * COALESCE_S):
+            await stream.next()
