@@ -14,6 +14,7 @@ from contracts.wire import Registration, encode
 log = structlog.get_logger()
 
 LEASE_MS = 3_000
+FORGET_MS = 24 * 3_600_000  # names of workers that died without taking theirs out
 PERIOD_S = 1.0
 
 
@@ -58,7 +59,9 @@ class Heartbeat:
         try:
             async with asyncio.timeout(PERIOD_S), self._redis.pipeline(transaction=False) as pipe:
                 pipe.set(worker_lease(pool, registration.worker_id), encode(registration), px=LEASE_MS)
-                pipe.zadd(pool_workers(pool), {registration.worker_id: int(time.time() * 1000) + LEASE_MS})
+                now_ms = int(time.time() * 1000)
+                pipe.zadd(pool_workers(pool), {registration.worker_id: now_ms + LEASE_MS})
+                pipe.zremrangebyscore(pool_workers(pool), "-inf", now_ms - FORGET_MS)
                 await pipe.execute()
         except (RedisError, OSError, TimeoutError) as error:
             if not self._away:
