@@ -72,7 +72,6 @@ class Gateway:
 
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
-        self.failure: BaseException | None = None  # what ended the application, if it did not end by itself
         self.gateway_id = gateway_id
         self.redis = _redis(settings.redis_url)
         # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
@@ -182,12 +181,16 @@ class Gateway:
 
 
 def _redis(url: str) -> Redis:
-    """Return a client whose callers wait for a connection instead of failing when all are in use."""
+    """Return a client whose callers wait for a connection instead of failing when all are in use.
+
+    With a socket timeout redis-py sends through `asyncio.wait_for`, which on Python 3.11 can lose a cancellation;
+    callers have an `asyncio.timeout` of their own.
+    """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=_REDIS_CONNECTIONS,
         timeout=_REDIS_TIMEOUT_S,
-        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_timeout=None,
         socket_connect_timeout=1.0,
     )
     return Redis.from_pool(pool)
@@ -215,17 +218,11 @@ async def _keep(name: str, run: Callable[[], Awaitable[None]]) -> None:
 
 
 def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
-    """Return the HTTP application of a gateway."""
+    """Return the HTTP application of a gateway that is running.
 
-    @asynccontextmanager
-    async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        try:
-            async with gateway.running():
-                yield
-        except BaseException as error:
-            gateway.failure = error  # the server tells nobody why the application ended
-            raise
-
+    The gateway's own tasks are not in Litestar's lifespan: the server ends it only when every connection is
+    closed, and a client that sends half a request would keep everything from being settled.
+    """
     edge = Edge(telemetry.instruments)
     app = Litestar(
         route_handlers=[
@@ -234,7 +231,6 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
             *request_routes(gateway.auth, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
         ],
-        lifespan=[lifespan],
         exception_handlers={
             ServingError: edge.serving_error,
             HTTPException: edge.http_error,

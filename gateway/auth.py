@@ -9,6 +9,7 @@ While Postgres is away a cached key stays good for ten minutes; a revocation sti
 Redis, since revoking publishes there.
 """
 
+import asyncio
 import datetime as dt
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contracts import keys
 from contracts.errors import DependencyDown, InvalidApiKey
@@ -32,6 +34,7 @@ FRESH_S: Final = 30.0
 STALE_S: Final = 600.0
 UNKNOWN_FOR_S: Final = 1.0  # a flood of one wrong key asks Postgres once a second
 _MAX_KEY_CHARACTERS: Final = 200
+_REDIS_TIMEOUT_S: Final = 2.0
 
 DATABASE_ERRORS: Final = (sa.exc.SQLAlchemyError, OSError, TimeoutError)
 
@@ -76,7 +79,11 @@ class Authenticator:
         """Return the key as Postgres has it now, after telling the shard."""
         key_hash = hash_key(bearer(authorization))
         key = _usable(await self._read(key_hash, None))
-        await publish_key_state(self._redis, key)
+        try:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                await publish_key_state(self._redis, key)
+        except TimeoutError:
+            raise RedisTimeoutError("no reply") from None
         return key
 
     async def confirm(self, authorization: str | None) -> ApiKey:
@@ -86,9 +93,12 @@ class Authenticator:
             known: bytes | None = await self._connection.call("HGET", keys.key_states(key.organisation_id), key.id)
         except RedisError:
             return key  # as good as the cache: at most FRESH_S old
-        if known is not None and known.decode() != key.key_state:
+        if known is None or known.decode() == key.key_state:
+            return key
+        try:
             return await self.reload(authorization)
-        return key
+        except RedisError:
+            raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None
 
     async def _read(self, key_hash: bytes, cached: _Cached | None) -> ApiKey | None:
         try:

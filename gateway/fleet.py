@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 LOST_AFTER_S: Final = 6.0
 _MEMORY_SAMPLES: Final = 5
+_LOOK_TIMEOUT_S: Final = 2.0
 
 _decoder = msgspec.msgpack.Decoder(Registration)
 
@@ -106,7 +107,8 @@ class Fleet:
             self._tasks = tasks
             while True:
                 try:
-                    await self.look()
+                    async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                        await self.look()
                     self.redis_up = True
                 except (RedisError, OSError) as error:
                     if self.redis_up:

@@ -14,6 +14,8 @@ log = structlog.get_logger()
 
 LEASE_MS: Final = 3000
 PERIOD_S: Final = 1.0
+_TIMEOUT_S: Final = 1.0
+_RELEASE_TIMEOUT_S: Final = 0.3  # at shutdown; the lease ends by itself
 _NOTICES_KEPT_MS: Final = 3_600_000
 _FORGET_GATEWAY_MS: Final = 24 * 3_600_000
 
@@ -43,7 +45,8 @@ class Lease:
         """Renew again and again."""
         while True:
             try:
-                await self.renew()
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self.renew()
             except (RedisError, OSError) as error:
                 log.warning("lease_not_renewed", error=str(error))
             await asyncio.sleep(PERIOD_S)
@@ -51,7 +54,8 @@ class Lease:
     async def release(self) -> None:
         """Give the lease up: everything of this gateway is settled."""
         try:
-            await self._redis.delete(keys.gateway_lease(self._gateway_id), keys.notices(self._gateway_id))
-            await self._redis.zrem(keys.GATEWAYS, self._gateway_id)
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                await self._redis.delete(keys.gateway_lease(self._gateway_id), keys.notices(self._gateway_id))
+                await self._redis.zrem(keys.GATEWAYS, self._gateway_id)
         except (RedisError, OSError) as error:
             log.warning("lease_not_released", error=str(error))

@@ -361,13 +361,13 @@ async def running_rig(
         create_app(gateway, telemetry),
         address="127.0.0.1",
         port=port,
-        interface=Interfaces.ASGI,
+        interface=Interfaces.ASGINL,
         websockets=False,
         log_enabled=False,
     )
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
     rig = Rig(gateway, redis, Tenants(engine), client)
-    async with asyncio.TaskGroup() as tasks:
+    async with gateway.running(), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve())
         try:
             await rig.tenant()

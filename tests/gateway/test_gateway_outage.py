@@ -263,12 +263,16 @@ async def test_sigterm_breaks_off_streams_settles_them_and_exits(
                 await eventually(lambda: redis.exists(keys.gateway_lease(submit.gateway_id)))
                 async with client.stream("GET", "/livez"):
                     pass
+                _, half = await asyncio.open_connection("127.0.0.1", stack.gateway_port)
+                half.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x")
                 stack.processes["gateway"].send_signal(signal.SIGTERM)
                 await eventually(lambda: worker.aborts)
                 await decode.finish(FinishReason.ABORTED, prompt=5, completion=1)
         events = events_of(asked.result().text)
         assert events[-1]["error"]["code"] == "interrupted"
+        # Whoever has sent half a request is not waited for.
         assert await asyncio.to_thread(stack.processes["gateway"].wait, 5) == 0
+        half.close()
         raw = await redis.get(keys.settled_request(stack.org, submit.rid))
         event = msgspec.msgpack.decode(raw, type=UsageEvent)
         assert (event.outcome, event.cause, event.cost) == (Outcome.INTERRUPTED, "gateway_stopped", 0)
