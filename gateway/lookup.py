@@ -1,5 +1,7 @@
 """Finding one request of an organisation: running here, just settled, or billed."""
 
+import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ from gateway.table import LiveTable
 
 CHAT_PREFIX: Final = "chatcmpl-"
 
+_REDIS_TIMEOUT_S: Final = 2.0
+_RID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
@@ -51,10 +55,9 @@ class Lookup:
             DependencyDown: neither Redis nor Postgres could be asked.
         """
         rid = name.removeprefix(CHAT_PREFIX)
-        try:
-            created_s = at_ms(rid) // 1000
-        except ValueError:
-            raise _unknown(name) from None
+        if not _RID.fullmatch(rid):
+            raise _unknown(name)
+        created_s = at_ms(rid) // 1000
         generation = self._table.find(rid)
         if generation is not None and generation.terms.owner.org == tenant:
             return self._running(generation, created_s)
@@ -73,8 +76,9 @@ class Lookup:
     async def _settled(self, tenant: str, rid: str) -> UsageEvent | None:
         try:
             answer: Any = self._redis.get(keys.settled_request(tenant, rid))
-            raw = await answer
-        except RedisError:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                raw = await answer
+        except (RedisError, OSError):
             return None
         return _decoder.decode(raw) if raw is not None else None
 

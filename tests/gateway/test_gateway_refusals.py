@@ -28,6 +28,7 @@ def error_of(answer) -> dict:
 BAD_BODIES = [
     ("{not json", None),
     ("", None),
+    ('{"deep":' * 50_000 + "1" + "}" * 50_000, None),
     ({"messages": [{"role": "user", "content": "x"}]}, "model"),
     ({"model": "tiny"}, "messages"),
     ({"model": "tiny", "messages": []}, "messages"),

@@ -125,7 +125,8 @@ async def test_a_request_can_be_read_while_it_runs_and_after_it_is_settled(rig: 
     await rig.tenant()
     other = await rig.client.get(f"/v1/requests/{submit.rid}")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "not_found")
-    for nonsense in ("abc", "chatcmpl-1", submit.rid[:-1] + "0"):
+    other_forms = (f"{{{submit.rid}}}", f"urn:uuid:{submit.rid}", submit.rid.replace("-", ""))
+    for nonsense in ("abc", "chatcmpl-1", submit.rid[:-1] + "0", *other_forms):
         assert (await rig.client.get(f"/v1/requests/{nonsense}")).status_code == 404
 
 
