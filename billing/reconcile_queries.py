@@ -115,7 +115,7 @@ FROM seen WHERE attempts > 0 AND NOT (prompt_right AND decode_right) AND at < :b
 UNCONFIRMED: Final = f"""{_COUNTED}
 SELECT request_id, organisation,
     format('billed %s prompt and %s generated tokens that no worker recorded', prompt, decode) AS detail
-FROM seen WHERE attempts = 0 AND at < :before
+FROM seen WHERE attempts = 0 AND (prompt > 0 OR decode > 0) AND at < :before
 """
 
 UNBILLED: Final = """

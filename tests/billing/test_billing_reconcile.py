@@ -129,6 +129,11 @@ async def test_records_that_may_still_be_under_way_are_not_missed_yet(rig, bille
     assert found_kinds(await compare(rig, grace_s=300, later_s=600)) == {(late.rid, Kind.UNCONFIRMED)}
 
 
+async def test_a_client_that_left_before_any_work_needs_no_workers_word(rig, billed):
+    await rig.bill(usage_event(org="org_0", outcome=Outcome.CLIENT_LEFT, tokens=Tokens()))
+    assert (await compare(rig)).drift is False
+
+
 async def test_several_samples_count_the_prompt_once_and_what_was_generated_together(rig):
     event = usage_event(tokens=Tokens(prefill_computed=100, prefill_cached=30, decode=50 + 20))
     await rig.bill(event)
