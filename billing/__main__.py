@@ -22,11 +22,12 @@ from billing.delivery import Backoff, Delivery
 from billing.partitions import Partitions, ensure_partitions
 from billing.prices import sync_catalog
 from billing.settings import Settings
-from billing.streams import GroupReader, redis_client
+from billing.streams import GroupReader
 from billing.sweeper import Sweeper
 from contracts import keys
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
+from contracts.resp import redis_client
 from contracts.settlement import SettlementScripts
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging

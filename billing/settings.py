@@ -4,13 +4,15 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.environment import RedisUrl
+
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything billing is told. `metrics_listen` is host:port, empty = no metrics endpoint."""
 
-    redis_url: str
+    redis_url: RedisUrl
     database_url: str
     catalog: str  # path of models.toml
     metrics_listen: str = ""

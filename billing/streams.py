@@ -32,15 +32,6 @@ return 1
 """
 
 
-def redis_client(url: str, *, max_connections: int = 20) -> Redis:
-    """Return a client on `redis://...` or `unix://...`.
-
-    Without redis-py's own socket timeout: it uses asyncio.wait_for, which on Python 3.11 can swallow a
-    cancellation, and a loop that was told to stop would go on. Deadlines are asyncio.timeout's here.
-    """
-    return Redis.from_url(url, max_connections=max_connections, socket_timeout=None)
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One stream entry. `raw` is its field `d`, empty when it has none."""
 

@@ -3,11 +3,13 @@
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+RedisUrl = Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://.")]
 
 
 class SettingsError(SystemExit):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.environment import Secret, host_and_port
+from contracts.environment import RedisUrl, Secret, host_and_port
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 PositiveCount = Annotated[int, msgspec.Meta(gt=0)]
@@ -14,7 +14,7 @@ PositiveCount = Annotated[int, msgspec.Meta(gt=0)]
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gateway process settings. One process is one gateway; more gateways are more processes."""
 
-    redis_url: str
+    redis_url: RedisUrl
     database_url: str
     catalog: Path
     models_dir: Path  # one folder per tokenizer, each appearing when it is ready

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from contracts.environment import asyncpg_url
+from contracts.resp import redis_client
 from pdgate.envfile import setting
 from pdgate.layout import DEFAULT_DATA, layout_of
 from pdgate.preflight import CannotStart
@@ -55,7 +56,7 @@ async def open_database() -> AsyncIterator[AsyncEngine]:
 @asynccontextmanager
 async def open_redis() -> AsyncIterator[Redis]:
     """Give a client of the stack's Valkey."""
-    client = Redis.from_url(redis_url(), socket_timeout=None)
+    client = redis_client(redis_url())
     try:
         yield client
     finally:

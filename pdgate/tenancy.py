@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from billing.prices import sync_catalog
 from contracts.catalog import Catalog
 from contracts.environment import asyncpg_url
+from contracts.resp import redis_client
 from gateway.limits import NO_LIMITS, Limits
 from gateway.tenants import Tenants, hash_key, publish_key_state
 
@@ -37,7 +38,7 @@ async def prepare_tenants(
         demo: whether there is to be a demo tenant.
     """
     engine = create_async_engine(asyncpg_url(database_url))
-    redis = Redis.from_url(redis_url, socket_timeout=None)
+    redis = redis_client(redis_url)
     try:
         async with engine.begin() as connection:
             await sync_catalog(connection, catalog)

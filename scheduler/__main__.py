@@ -10,8 +10,8 @@ import uvloop
 
 from contracts.catalog import CatalogError, read_catalog
 from contracts.environment import from_env, metrics_address
+from contracts.resp import redis_client
 from observability.telemetry import Telemetry, configure_logging
-from scheduler.connection import redis_client
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
 from scheduler.settings import Settings

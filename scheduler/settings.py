@@ -6,13 +6,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from contracts.environment import RedisUrl
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One scheduler process. It serves every pool of the catalogue, as leader or standby of each."""
 
-    redis_url: str
+    redis_url: RedisUrl
     catalog: Path
     id: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
     suspect_after_s: Positive = 0.3

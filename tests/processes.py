@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
-from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.prices import sync_catalog
 from contracts.catalog import read_catalog
 from contracts.environment import asyncpg_url
+from contracts.resp import redis_client
 from gateway.limits import Limits
 from gateway.tenants import Tenants, publish_key_state
 from pdgate.engine import engine_python as python_of
@@ -70,7 +70,7 @@ class Stack:
     async def seed(self, *, concurrency: int = 512) -> None:
         """Create an organisation with a project and a key, and the catalogue's prices."""
         engine = create_async_engine(asyncpg_url(self.database_url))
-        redis = Redis.from_url(self.redis_url)
+        redis = redis_client(self.redis_url)
         try:
             async with engine.begin() as connection:
                 await sync_catalog(connection, read_catalog(self.catalog_file))

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import structlog
 import uvloop
-from redis.asyncio import Redis
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
+from contracts.resp import redis_client
 from contracts.wire import Registration
 from observability.telemetry import Telemetry, configure_logging
 from workers.assignments import Identity
@@ -103,8 +103,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
     telemetry = Telemetry("worker", settings.id)
-    # With a socket_timeout redis-py sends through asyncio.wait_for, which loses cancellations on Python 3.11.
-    redis = Redis.from_url(settings.redis_url, socket_timeout=None)
+    redis = redis_client(settings.redis_url)
     journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
     recorder = Recorder(redis, settings.pool, journal)
     server = WorkerServer(

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from contracts.environment import RedisUrl
 from contracts.lifecycle import HandOff, Role
 from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost
 
@@ -21,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pool: NotEmpty
     role: Role
     engine: Literal["sglang", "timed"]
-    redis_url: NotEmpty
+    redis_url: RedisUrl
     catalog: NotEmpty  # path of models.toml
     listen: str = "127.0.0.1:0"
     advertise: str = ""  # host that peers use; empty = the host in `listen`

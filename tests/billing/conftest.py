@@ -5,7 +5,7 @@ from billing_rig import Rig
 
 from billing.database import create_engine
 from billing.prices import sync_catalog
-from billing.streams import redis_client
+from contracts.resp import redis_client
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.database import create_engine
 from billing.prices import set_price
-from billing.streams import redis_client
 from contracts.rating import Meter, Tokens
+from contracts.resp import redis_client
 from contracts.usage import Outcome
 
 TOTALS = """

@@ -12,9 +12,9 @@ import pytest
 from billing_rig import DEADLINE_S, usage_event
 
 from billing.database import create_engine
-from billing.streams import redis_client
 from contracts import keys
 from contracts.identity import shard_of
+from contracts.resp import redis_client
 from contracts.wire import FIELD, encode
 from migrations.upgrade import upgrade
 from pdgate.services import start_postgres

@@ -8,10 +8,10 @@ from billing_rig import DEADLINE_S, TINY, now_ms, usage_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.streams import redis_client
 from contracts import keys
 from contracts.identity import new_rid, shard_of
 from contracts.rating import Tokens
+from contracts.resp import redis_client
 from contracts.settlement import (
     METER_GENERATED,
     METER_PROMPT,

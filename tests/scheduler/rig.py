@@ -16,6 +16,7 @@ from contracts.identity import new_rid
 from contracts.lifecycle import FinishReason, Phase, Role
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
 from contracts.rating import Price
+from contracts.resp import redis_client
 from contracts.slo import SloTarget
 from contracts.units import NanoPerMillion
 from contracts.v1 import worker_pb2 as pb
@@ -43,7 +44,6 @@ from contracts.wire import (
     unpack_ids,
 )
 from observability.metrics import Instruments
-from scheduler.connection import redis_client
 from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
 from scheduler.settings import Settings, Timing

@@ -8,8 +8,8 @@ from rig import POOL, SLOW_DECODE, eventually, running_rig
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, RequestState, Role
+from contracts.resp import redis_client
 from pdgate.services import start_valkey
-from scheduler.connection import redis_client
 
 
 async def test_calls_of_the_client_can_be_cancelled(redis_url: str):
