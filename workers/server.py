@@ -119,9 +119,8 @@ class WorkerServer:
 
     def _listen_to_events(self) -> None:
         events = self.assignments.events
-        events.prefilled = lambda done: self._control.tell_leaders(
-            pb.ControlReport(prefill_done=done), within_s=END_WITHIN_S
-        )
+        # At once: before the scheduler hears of it, it takes for granted that no token can have been streamed.
+        events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
         events.delivered = lambda done: self._control.tell_leaders(
             pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S
         )
@@ -129,7 +128,8 @@ class WorkerServer:
         events.recorded = self._recorded
 
     def _ended(self, final: pb.Final, stages: Stages) -> None:
-        self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S)
+        went_well = FINISH_FROM_PB[final.reason].complete  # what did not is tried again elsewhere: at once
+        self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S if went_well else 0.0)
         if self._instruments is None:
             return
         phase = PHASE_FROM_PB[final.phase]

@@ -234,9 +234,9 @@ async def test_a_final_that_got_lost_with_the_stream_comes_with_the_inventory(ri
     pool = await rig.leading(rig.scheduler())
     tell = decode.server._control.tell_leaders
 
-    def lose_finals(report):
+    def lose_finals(report, **when):
         if report.WhichOneof("report") != "final":
-            tell(report)
+            tell(report, **when)
 
     decode.server._control.tell_leaders = lose_finals
     request = await gateway.submit()
