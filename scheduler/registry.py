@@ -128,8 +128,7 @@ class WorkerRegistry:
         for link in self._links.values():
             link.worker.release_all()
             if link.worker.standing is not Standing.DEAD:
-                link.worker.standing = Standing.CONNECTING
-                link.worker.touch()
+                link.worker.stand(Standing.CONNECTING)
             link.last_heard_s = self._now_s()
             link.stream.reopen(epoch)
 
@@ -232,14 +231,12 @@ class WorkerRegistry:
     # -- moves -----------------------------------------------------------------------------------------
 
     def _suspect(self, link: "_Link", why: str) -> None:
-        link.worker.standing = Standing.SUSPECT
-        link.worker.touch()
+        link.worker.stand(Standing.SUSPECT)
         log.warning("worker_suspect", pool=self._pool, worker_id=link.worker.worker_id, why=why)
 
     def _bury(self, link: "_Link", why: str) -> None:
         worker = link.worker
-        worker.standing = Standing.DEAD
-        worker.touch()
+        worker.stand(Standing.DEAD)
         link.stream_lost_s = None
         log.warning(
             "worker_dead", pool=self._pool, worker_id=worker.worker_id, why=why, num_requests=len(worker.charges)
@@ -271,11 +268,10 @@ class WorkerRegistry:
                 self._bury(link, "another_life")
             link.stream.reopen()
             return
-        worker.standing = Standing.UP
+        worker.stand(Standing.UP)
         link.stream_lost_s = None
         if inventory.HasField("status"):
             worker.report(inventory.status)
-        worker.touch()
         if self._listener is not None:
             self._listener.worker_up(worker, inventory)
             self._listener.capacity_changed()
@@ -285,8 +281,7 @@ class WorkerRegistry:
         worker = link.worker
         link.last_heard_s = self._now_s()
         if worker.standing is Standing.SUSPECT:
-            worker.standing = Standing.UP
-            worker.touch()
+            worker.stand(Standing.UP)
         kind = report.WhichOneof("report")
         if kind == "status":
             if report.status.worker_epoch == worker.epoch:

@@ -1,10 +1,13 @@
 """One worker as the scheduler knows it: what it registered, what it last said, what it was given since."""
 
 import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
-from contracts.lifecycle import WorkerState
+from contracts.lifecycle import IllegalMove, WorkerState
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_FROM_PB, STATE_FROM_PB, Registration, WorkerRef
 from scheduler.policy.cluster import Compatibility, WorkerView
@@ -20,6 +23,17 @@ class Standing(enum.StrEnum):
     UP = "up"
     SUSPECT = "suspect"  # silent or reset: gets nothing new, its work is left alone
     DEAD = "dead"  # its work is lost
+
+
+STANDING_NEXT: Final[Mapping[Standing, frozenset[Standing]]] = MappingProxyType(
+    {
+        Standing.CONNECTING: frozenset({Standing.UP, Standing.DEAD}),
+        Standing.UP: frozenset({Standing.SUSPECT, Standing.DEAD, Standing.CONNECTING}),
+        Standing.SUSPECT: frozenset({Standing.UP, Standing.DEAD, Standing.CONNECTING}),
+        Standing.DEAD: frozenset({Standing.UP}),
+    }
+)
+"""Allowed moves. Back to CONNECTING is a new term, which opens every stream afresh."""
 
 
 class Charge(msgspec.Struct):
@@ -108,6 +122,15 @@ class Worker:
                 zone=r.zone,
             )
         return self._view
+
+    def stand(self, to: Standing) -> None:
+        """Change how far the stream is trusted, along STANDING_NEXT. Raises contracts.lifecycle.IllegalMove."""
+        if to is self.standing:
+            return
+        if to not in STANDING_NEXT[self.standing]:
+            raise IllegalMove(f"a worker that is {self.standing} cannot become {to}")
+        self.standing = to
+        self._view = None
 
     def touch(self) -> None:
         """Forget the cached view after a change of a public attribute."""

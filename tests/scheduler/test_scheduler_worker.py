@@ -48,7 +48,7 @@ REGISTRATION = Registration(
 
 def worker() -> Worker:
     made = Worker(REGISTRATION)
-    made.standing = Standing.UP
+    made.stand(Standing.UP)
     return made
 
 
