@@ -37,9 +37,9 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     try:
         catalog = read_catalog(settings.catalog)
-        host, port = settings.address
-    except (CatalogError, ValueError) as error:
-        raise SettingsError(str(error)) from None
+    except CatalogError as error:
+        raise SettingsError(f"GATEWAY_CATALOG: {error}") from None
+    host, port = settings.address
     _check_place(settings, host, port)
     gateway_id = str(uuid.uuid4())
     telemetry = Telemetry("gateway", gateway_id)

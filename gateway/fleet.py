@@ -103,6 +103,8 @@ class Fleet:
 
     async def run(self) -> None:
         """Look at the leases again and again."""
+        self._links.clear()  # those of an earlier run ended with its tasks
+        self._running.clear()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             while True:
@@ -138,7 +140,7 @@ class Fleet:
         if worker_ids:
             answer: Any = self._redis.mget([keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids])
             leases = await answer
-        workers = [_decoder.decode(raw) for raw in leases if raw is not None]
+        workers = [worker for raw in leases if raw is not None and (worker := _registration(raw)) is not None]
         return PoolView(workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0)
 
     def _give_up_lost(self) -> None:
@@ -154,3 +156,12 @@ class Fleet:
                 log.info("worker_gone", worker_id=worker_id)
                 del self._links[worker_id]
                 self._running.pop(worker_id).cancel()
+
+
+def _registration(raw: bytes) -> Registration | None:
+    """Return a lease's value, or None when a worker of another version wrote what we cannot read."""
+    try:
+        return _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        log.warning("bad_registration", error=str(error))
+        return None

@@ -2,8 +2,9 @@
 
 import asyncio
 
-from gateway_rig import HELLO, Rig, eventually
+from gateway_rig import HELLO, POOL, Rig, eventually
 
+from contracts import keys
 from contracts.lifecycle import FinishReason, Phase
 from gateway.limits import Limits
 
@@ -128,6 +129,15 @@ async def test_a_request_can_be_read_while_it_runs_and_after_it_is_settled(rig: 
     other_forms = (f"{{{submit.rid}}}", f"urn:uuid:{submit.rid}", submit.rid.replace("-", ""))
     for nonsense in ("abc", "chatcmpl-1", submit.rid[:-1] + "0", *other_forms):
         assert (await rig.client.get(f"/v1/requests/{nonsense}")).status_code == 404
+
+
+async def test_a_lease_that_cannot_be_read_hides_no_other_worker(rig: Rig):
+    known = {worker.worker_id for worker in rig.gateway.fleet.pool(POOL).workers}
+    assert known
+    await rig.redis.set(keys.worker_lease(POOL, "from-another-version"), b"\x81\xa1v\x63")
+    await rig.redis.zadd(keys.pool_workers(POOL), {"from-another-version": 2**50})
+    await rig.gateway.fleet.look()
+    assert {worker.worker_id for worker in rig.gateway.fleet.pool(POOL).workers} == known
 
 
 async def test_health_and_schema_need_no_key(rig: Rig):
