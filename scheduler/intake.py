@@ -5,7 +5,8 @@ import uuid
 import msgspec
 import structlog
 
-from contracts.wire import Abort, Continue, Submit, decode_inbox
+from contracts.errors import Interrupted
+from contracts.wire import Abort, Continue, InboxEntry, Refused, Submit, decode_inbox
 from scheduler.book import Request
 from scheduler.dispatch import Dispatcher
 from scheduler.inbox import Entry
@@ -25,9 +26,20 @@ class Intake:
         self._outbox = outbox
 
     def take(self, entry: Entry) -> None:
-        """Act on a new entry."""
+        """Act on an entry. One that we fail on is put aside, its gateway told, and those after it go on."""
+        message = self.read(entry)
+        try:
+            self._act(entry, message)
+        except Exception:
+            log.exception("entry_failed", pool=self._pool, entry_id=entry[0].decode())
+            self._outbox.dead_letter(*entry)
+            if isinstance(message, Submit):
+                fault = "The scheduler failed on this request."
+                self._outbox.notify(message.gateway_id, Refused(rid=message.rid, code=Interrupted.code, message=fault))
+
+    def _act(self, entry: Entry, message: InboxEntry | None) -> None:
         entry_id, raw = entry
-        match self.read(entry):
+        match message:
             case Submit() as submit:
                 fault = _fault(submit, self._pool)
                 request = self._dispatcher.arrive(submit, entry_id)
@@ -43,7 +55,7 @@ class Intake:
                 log.warning("inbox_garbage", pool=self._pool, entry_id=entry_id.decode(), num_bytes=len(raw))
                 self._outbox.dead_letter(entry_id, raw)
 
-    def read(self, entry: Entry) -> Submit | Abort | Continue | None:
+    def read(self, entry: Entry) -> InboxEntry | None:
         """Return what is in an entry; None when it is garbage."""
         try:
             message = decode_inbox(entry[1])

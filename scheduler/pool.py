@@ -23,7 +23,7 @@ from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffBudget, HandOffTimers
-from scheduler.inbox import Entry, Inbox
+from scheduler.inbox import Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
@@ -265,7 +265,7 @@ class Term:
                     broken_off = False
                 entries = await self.inbox.read(_BLOCK_S)
                 for entry in entries:
-                    self._take(entry)
+                    self.intake.take(entry)
                 # Alone, an entry is read at once. Under load reads keep a distance, so that everything
                 # downstream goes in batches of what arrived meanwhile.
                 pause_s = last_s + _READ_APART_S - now_s()
@@ -276,13 +276,6 @@ class Term:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
                 broken_off = True
                 await asyncio.sleep(_REDIS_RETRY_S)
-
-    def _take(self, entry: Entry) -> None:
-        try:
-            self.intake.take(entry)
-        except Exception:
-            log.exception("entry_failed", pool=self._pool, entry_id=entry[0].decode())
-            self.outbox.dead_letter(*entry)
 
     async def _read_outcomes(self) -> None:
         """Forget what gateways settled. Nothing waits for it, so it reads in batches."""

@@ -145,6 +145,25 @@ async def test_a_prompt_that_fits_no_worker_is_refused_at_once_and_blocks_nobody
     await eventually(lambda: fits.reason() is FinishReason.LENGTH)
 
 
+async def test_an_entry_that_the_scheduler_fails_on_is_refused_and_stops_nothing(rig: Rig):
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    arrive = pool.term.dispatcher.arrive
+
+    def fail_once(submit, entry_id):
+        pool.term.dispatcher.arrive = arrive
+        raise LookupError("a fault of ours")
+
+    pool.term.dispatcher.arrive = fail_once
+    first = await gateway.submit()
+    await eventually(lambda: first.refused)
+    assert first.refused[0].code == "interrupted"
+    second = await gateway.submit()
+    await eventually(lambda: second.reason() is FinishReason.LENGTH)
+    assert await rig.redis.xlen(keys.inbox_dead_letters(POOL)) == 1
+
+
 async def test_garbage_is_dead_lettered_and_stops_nothing(rig: Rig):
     await rig.pair()
     gateway = await rig.gateway()
