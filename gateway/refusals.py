@@ -2,6 +2,7 @@
 
 from contracts.errors import (
     BadRequest,
+    ContextTooLong,
     DeadlineExceeded,
     Interrupted,
     NoCapacity,
@@ -10,8 +11,15 @@ from contracts.errors import (
 )
 from contracts.wire import Refused
 
+
+class FitsNoWorker(BadRequest):
+    """Prompt and answer are longer than any worker takes: waiting does not help."""
+
+    code = ContextTooLong.code
+
+
 _CLASSES: dict[str, type[ServingError]] = {
-    kind.code: kind for kind in (BadRequest, DeadlineExceeded, Interrupted, NoCapacity, RateLimited)
+    kind.code: kind for kind in (BadRequest, FitsNoWorker, DeadlineExceeded, Interrupted, NoCapacity, RateLimited)
 }
 
 

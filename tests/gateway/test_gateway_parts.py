@@ -105,6 +105,11 @@ def test_an_unknown_refusal_counts_as_no_capacity():
     assert error.retry_after_s == 2
 
 
+def test_what_no_worker_can_take_is_the_callers_to_change():
+    error = error_of_refusal(Refused(rid="r", code="context_length_exceeded", message="too long"))
+    assert (error.http_status, error.code) == (400, "context_length_exceeded")
+
+
 # -- prompts -------------------------------------------------------------------------------------------------
 
 
