@@ -165,9 +165,9 @@ class Settlement:
                 commands.append(("XACK", keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids))
                 commands.append(("XDEL", keys.inbox(pool), *entry_ids))
             commands.append(("DEL", *(keys.inflight(pool, closed.event.rid) for closed in mine)))
-        for reply in await self._connection.call_all(commands):
-            if isinstance(reply, Exception):
-                raise reply
+        for command, reply in zip(commands, await self._connection.call_all(commands), strict=True):
+            if isinstance(reply, Exception):  # would be refused again
+                log.error("record_not_cleared", command=command[0], key=command[1], error=str(reply))
 
     async def _empty_journal(self) -> None:
         if self._only_in_journal:
