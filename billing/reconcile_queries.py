@@ -74,7 +74,8 @@ FROM billing.request WHERE {_WINDOW} AND answered_cost <> cost
 """
 
 # Any attempt's own figures will do: a retried request is billed by the attempt that served it. n > 1: the prompt
-# counts once, from sample 0; what was generated is summed over the samples.
+# counts once, from sample 0; what was generated is summed over the samples. A side of which no attempt's record came
+# is unsaid: a worker that is killed takes its last records with it.
 _COUNTED: Final = f"""
 WITH r AS (
     SELECT request_id, organisation, at, estimated FROM billing.request WHERE {_WINDOW} AND billable
@@ -97,6 +98,8 @@ seen AS (
         count(w.attempt) AS attempts,
         coalesce(bool_or(w.prompt = u.prompt AND w.cached = u.cached), false) AS prompt_right,
         coalesce(bool_or(w.decode = u.decode) OR u.decode = 0, false) AS decode_right,
+        u.prompt > 0 AND count(w.prompt) = 0 AS prompt_unsaid,
+        u.decode > 0 AND count(w.decode) = 0 AS decode_unsaid,
         string_agg(
             format('attempt %s: %s prompt, %s cached, %s generated', w.attempt, w.prompt, w.cached, w.decode),
             '; ' ORDER BY w.attempt
@@ -109,13 +112,14 @@ seen AS (
 WORKERS: Final = f"""{_COUNTED}
 SELECT request_id, organisation,
     format('billed %s prompt, %s cached, %s generated; workers say %s', prompt, cached, decode, counted) AS detail
-FROM seen WHERE attempts > 0 AND NOT (prompt_right AND decode_right) AND at < :before
+FROM seen
+WHERE attempts > 0 AND NOT ((prompt_right OR prompt_unsaid) AND (decode_right OR decode_unsaid)) AND at < :before
 """
 
 UNCONFIRMED: Final = f"""{_COUNTED}
 SELECT request_id, organisation,
     format('billed %s prompt and %s generated tokens that no worker recorded', prompt, decode) AS detail
-FROM seen WHERE attempts = 0 AND (prompt > 0 OR decode > 0) AND at < :before
+FROM seen WHERE (prompt_unsaid OR decode_unsaid) AND at < :before
 """
 
 UNBILLED: Final = """
