@@ -67,7 +67,8 @@ class _Stream:
         self._reports.append(report)
         if not within_s:
             self._flush()
-        elif self._timer is None:
+        elif self._timer is None or self._timer.when() > self._now_s() + within_s:
+            self._stop_timer()
             self._timer = asyncio.get_running_loop().call_later(within_s, self._flush)
 
     def _flush(self) -> None:

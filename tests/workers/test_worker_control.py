@@ -194,3 +194,13 @@ async def test_news_that_left_with_other_news_does_not_leave_again():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5 * COALESCE_S):
             await stream.next()
+
+
+async def test_a_report_that_may_wait_long_delays_none_that_may_not():
+    stream = _Stream()
+    stream.report(pb.ControlReport(accepted=pb.Accepted()), within_s=3600.0)
+    stream.report(pb.ControlReport(final=pb.Final()), within_s=0.001)
+    async with asyncio.timeout(20):
+        first = await stream.next()
+    assert first.HasField("accepted")
+    assert [also.WhichOneof("report") for also in first.also] == ["final"]
