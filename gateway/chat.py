@@ -35,7 +35,7 @@ from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.schemas.chat import ChatRequest, decode_chat
 from gateway.settings import Settings
-from gateway.sse import ChunkTemplate
+from gateway.sse import SIMULATED, ChunkTemplate
 from gateway.table import LiveTable
 from gateway.tenants import ApiKey
 from gateway.terms import Closed, Terms
@@ -129,7 +129,7 @@ class Chat:
             arrived_s=arrived_s,
         )
         admitted = await self._admit(asked, key, authorization, terms)
-        output = self._output(chat, rid, model.name, created_s=now_ms // 1000)
+        output = self._output(chat, rid, model.name, created_s=now_ms // 1000, simulated=owner.simulated)
         generation = Generation(
             terms, output, self._effects, loop=loop, forget=self._table.remove, deadline_s=timeout_s
         )
@@ -181,7 +181,9 @@ class Chat:
                 self._effects.settle(_never_ran(terms))
             raise
 
-    def _output(self, chat: ChatRequest, rid: str, model: str, *, created_s: int) -> EventStream | WholeAnswer:
+    def _output(
+        self, chat: ChatRequest, rid: str, model: str, *, created_s: int, simulated: bool
+    ) -> EventStream | WholeAnswer:
         loop = asyncio.get_running_loop()
         if not chat.stream:
             return WholeAnswer(
@@ -198,6 +200,7 @@ class Chat:
             model=model,
             num_samples=chat.num_samples,
             with_usage=chat.wants_usage,
+            fingerprint=SIMULATED if simulated else "",
         )
         return EventStream(
             template,

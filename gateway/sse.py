@@ -10,17 +10,30 @@ import msgspec
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+SIMULATED: Final = "simulated"
+"""`system_fingerprint` of text that a latency model made."""
 
 encode_text: Final = msgspec.json.Encoder().encode
 
 
 class ChunkTemplate:
-    """The bytes around the text of each chunk of one stream, per sample."""
+    """The bytes around the text of each chunk of one stream, per sample.
 
-    def __init__(self, *, chunk_id: str, created_s: int, model: str, num_samples: int, with_usage: bool) -> None:
-        head = msgspec.json.encode(
-            {"id": chunk_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
-        )
+    `fingerprint` becomes `system_fingerprint`; empty = none. It marks simulated text on every chunk.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunk_id: str,
+        created_s: int,
+        model: str,
+        num_samples: int,
+        with_usage: bool,
+        fingerprint: str = "",
+    ) -> None:
+        fields = {"id": chunk_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
+        head = msgspec.json.encode(fields | ({"system_fingerprint": fingerprint} if fingerprint else {}))
         self._open = b"data: " + head[:-1] + b',"choices":['
         self._usage = b',"usage":null' if with_usage else b""
         self.text_prefix = [self._open + b'{"index":%d,"delta":{"content":' % index for index in range(num_samples)]

@@ -67,6 +67,7 @@ async def test_the_answer_the_usage_rows_and_the_workers_counts_agree(
         async for chunk in stream:
             if chunk.choices:
                 assert chunk.usage is None
+                assert chunk.system_fingerprint == "simulated", "every chunk says that a latency model made it"
                 text += chunk.choices[0].delta.content or ""
             else:
                 usage, pdgate = chunk.usage, chunk.model_extra["pdgate"]
