@@ -1,6 +1,6 @@
 """Reserving limits and money for a request, before anything is queued."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -25,7 +25,8 @@ from gateway.tenants import ApiKey
 
 log = structlog.get_logger()
 
-_MAX_TRIES: Final = 5
+_MAX_TRIES: Final = 6
+_SETTLED_WITHIN_S: Final = 2.0
 _DOWN: Final = "The request queue cannot be reached right now."
 
 
@@ -59,9 +60,17 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 class Admission:
     """Runs the reserve script and tells the client why not."""
 
-    def __init__(self, scripts: SettlementScripts, auth: Authenticator) -> None:
+    def __init__(
+        self,
+        scripts: SettlementScripts,
+        auth: Authenticator,
+        *,
+        caught_up: Callable[[str, float], Awaitable[bool]],
+    ) -> None:
+        """`caught_up(org, timeout_s)` waits for settlements under way; false if there were none or not in time."""
         self._scripts = scripts
         self._auth = auth
+        self._caught_up = caught_up
 
     async def admit(self, asked: Asked, key: ApiKey, authorization: str | None) -> Admitted:
         """Reserve everything or nothing.
@@ -69,11 +78,14 @@ class Admission:
         The effective maximum is what the client asked for or the model's default, within the context. If
         the client did not say, it shrinks to what limits and budgets leave, down to a useful minimum.
 
+        A client is answered before its request is settled. So that its next one finds free what it knows to
+        have ended, a limit counts only once those settlements are through.
+
         Raises:
             ContextTooLong, InvalidApiKey, RateLimited, InsufficientQuota, DependencyDown.
         """
         max_tokens = most_tokens(asked)
-        reloaded = False
+        reloaded = waited = False
         for _ in range(_MAX_TRIES):
             need = Need(
                 prompt_tokens=asked.prompt_tokens,
@@ -108,6 +120,9 @@ class Admission:
                 case Reserved():
                     return Admitted(max_tokens=max_tokens, headers=headers(answer, wanted))
                 case LimitHit():
+                    if not waited and await self._caught_up(key.organisation_id, _SETTLED_WITHIN_S):
+                        waited = True
+                        continue
                     left = affordable_tokens(answer, wanted, need)
                     if asked.asked_tokens is None and MIN_USEFUL_TOKENS <= left < max_tokens:
                         max_tokens = left

@@ -112,7 +112,7 @@ class Gateway:
             models=self.models,
             prices=self.prices,
             workshop=self.workshop,
-            admission=Admission(SettlementScripts(self._requests), self.auth),
+            admission=Admission(SettlementScripts(self._requests), self.auth, caught_up=self.settlement.caught_up),
             fleet=self.fleet,
             inbox=self.inbox,
             table=self.table,

@@ -12,6 +12,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,6 +48,9 @@ class Settlement:
         self._idle.set()
         self._only_in_journal = False
         self._redis_up = True
+        self._unsettled: Counter[str] = Counter()  # by organisation, of those in memory
+        self._num_offered = self._num_settled = 0  # of those in memory, which are settled in order
+        self._progress = asyncio.Event()
 
     @property
     def num_waiting(self) -> int:
@@ -62,14 +66,30 @@ class Settlement:
         if full:
             self._only_in_journal = True
         else:
-            self._waiting.put_nowait(closed)
+            self._put(closed)
+
+    async def caught_up(self, org: str, timeout_s: float) -> bool:
+        """Wait until everything of an organisation that ended before this call is settled.
+
+        False: nothing of it waited, or it takes longer than `timeout_s`.
+        """
+        if not self._unsettled[org]:
+            return False
+        until = self._num_offered
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._num_settled < until:
+                    await self._progress.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def recover(self) -> None:
         """Open the journal and take over what dead gateways left. Raises OSError."""
         for closed in self._journal.open():
             self._idle.clear()
             try:
-                self._waiting.put_nowait(closed)
+                self._put(closed)
             except asyncio.QueueFull:
                 self._only_in_journal = True
 
@@ -80,6 +100,7 @@ class Settlement:
             while len(batch) < _BATCH and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             await self._settle_surely(batch)
+            self._count(batch)
             if self._waiting.empty():
                 await self._empty_journal()
                 if self._waiting.empty():
@@ -101,6 +122,20 @@ class Settlement:
             while not self._waiting.empty():
                 self._keep(self._waiting.get_nowait())
         self._journal.close()
+
+    def _put(self, closed: Closed) -> None:
+        self._waiting.put_nowait(closed)
+        self._num_offered += 1
+        self._unsettled[closed.event.org] += 1
+
+    def _count(self, settled: Sequence[Closed]) -> None:
+        self._num_settled += len(settled)
+        for closed in settled:
+            self._unsettled[closed.event.org] -= 1
+            if not self._unsettled[closed.event.org]:
+                del self._unsettled[closed.event.org]
+        self._progress.set()  # wakes who waits now
+        self._progress = asyncio.Event()
 
     async def _settle_surely(self, batch: Sequence[Closed]) -> None:
         left = self._in_hand = batch

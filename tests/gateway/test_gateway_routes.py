@@ -168,3 +168,18 @@ async def test_keys_are_listed_without_secrets_and_limits_can_be_replaced(rig: R
     (changed,) = await rig.tenants.set_organisation_limits(rig.org.id, Limits(requests_per_minute=3))
     assert changed.version == key.version + 1
     assert changed.organisation_limits == Limits(requests_per_minute=3)
+
+
+async def test_a_call_after_an_answer_finds_its_slot_free_however_late_that_is_settled(rig: Rig, monkeypatch):
+    settlement = rig.gateway.settlement
+    settle_all = settlement._settle_all
+
+    async def slowly(batch):
+        await asyncio.sleep(0.3)
+        await settle_all(batch)
+
+    await rig.tenant(limits=Limits(concurrent_requests=1))
+    monkeypatch.setattr(settlement, "_settle_all", slowly)
+    for _ in range(3):
+        _, answer = await answer_json(rig, max_tokens=2)
+        assert answer.status_code == 200
