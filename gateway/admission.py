@@ -25,7 +25,8 @@ from gateway.tenants import ApiKey
 
 log = structlog.get_logger()
 
-_MAX_TRIES: Final = 6
+_MAX_WAITS: Final = 8
+_MAX_TRIES: Final = 5 + _MAX_WAITS
 _SETTLED_WITHIN_S: Final = 2.0
 _DOWN: Final = "The request queue cannot be reached right now."
 
@@ -85,7 +86,7 @@ class Admission:
             ContextTooLong, InvalidApiKey, RateLimited, InsufficientQuota, DependencyDown.
         """
         max_tokens = most_tokens(asked)
-        reloaded = waited = False
+        reloaded, waits = False, 0
         for _ in range(_MAX_TRIES):
             need = Need(
                 prompt_tokens=asked.prompt_tokens,
@@ -120,8 +121,9 @@ class Admission:
                 case Reserved():
                     return Admitted(max_tokens=max_tokens, headers=headers(answer, wanted))
                 case LimitHit():
-                    if not waited and await self._caught_up(key.organisation_id, _SETTLED_WITHIN_S):
-                        waited = True
+                    # Again and again: others may take first what was waited for, with old claims of their own.
+                    if waits < _MAX_WAITS and await self._caught_up(key.organisation_id, _SETTLED_WITHIN_S):
+                        waits += 1
                         continue
                     left = affordable_tokens(answer, wanted, need)
                     if asked.asked_tokens is None and MIN_USEFUL_TOKENS <= left < max_tokens:
