@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 from redis.asyncio import Redis
-from tests.engines import Engines
 
 from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, request_row
+from tests.engines import Engines
 from tests.processes import Stack, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
