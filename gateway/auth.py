@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 FRESH_S: Final = 30.0
 STALE_S: Final = 600.0
+ASK_AGAIN_S: Final = 5.0  # a Postgres that hangs delays one request of a key in so many seconds, not each
 UNKNOWN_FOR_S: Final = 1.0  # a flood of one wrong key asks Postgres once a second
 _MAX_KEY_CHARACTERS: Final = 200
 _REDIS_TIMEOUT_S: Final = 2.0
@@ -42,6 +43,7 @@ DATABASE_ERRORS: Final = (sa.exc.SQLAlchemyError, OSError, TimeoutError)
 class _Cached(msgspec.Struct):
     key: ApiKey | None
     read_s: float  # monotonic
+    failed_s: float = float("-inf")  # monotonic; when Postgres last did not answer
 
 
 class Authenticator:
@@ -69,8 +71,10 @@ class Authenticator:
         key_hash = hash_key(bearer(authorization))
         cached = self._cache.get(key_hash)
         if cached is not None:
-            age_s = self._now_s() - cached.read_s
-            if age_s < (FRESH_S if cached.key is not None else UNKNOWN_FOR_S):
+            now_s = self._now_s()
+            age_s = now_s - cached.read_s
+            unanswered = now_s - cached.failed_s < ASK_AGAIN_S and age_s < STALE_S
+            if unanswered or age_s < (FRESH_S if cached.key is not None else UNKNOWN_FOR_S):
                 self._cache.move_to_end(key_hash)
                 return _usable(cached.key)
         return _usable(await self._reads.run(key_hash, lambda: self._read(key_hash, cached)))
@@ -105,6 +109,7 @@ class Authenticator:
             key = await self._tenants.find_by_hash(key_hash)
         except DATABASE_ERRORS as error:
             if cached is not None and cached.key is not None and self._now_s() - cached.read_s < STALE_S:
+                cached.failed_s = self._now_s()
                 return cached.key
             log.warning("keys_unavailable", error=str(error))
             raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None

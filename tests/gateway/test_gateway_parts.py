@@ -1,6 +1,7 @@
 """The gateway's pure parts and its small mechanisms, each by itself."""
 
 import asyncio
+import datetime as dt
 import json
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from gateway_rig import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.errors import BadRequest, ContextTooLong, NoCapacity
+from contracts.errors import BadRequest, ContextTooLong, DependencyDown, NoCapacity
 from contracts.lifecycle import FinishReason
 from contracts.rating import Price
 from contracts.settlement import LimitHit, Reserved
 from contracts.units import NanoPerMillion
 from contracts.wire import Refused
+from gateway.auth import ASK_AGAIN_S, FRESH_S, STALE_S, Authenticator
 from gateway.limits import Limits, Need, Scope, affordable_tokens, claim, duration, headers
 from gateway.outputs import PING_S, EventStream
 from gateway.prompt import TokenizerUnusable, load_prompt
@@ -24,7 +26,7 @@ from gateway.schemas.answers import money_text
 from gateway.schemas.chat import Message
 from gateway.single_flight import SingleFlight
 from gateway.sse import DONE, PING, ChunkTemplate
-from gateway.tenants import hash_key, new_key
+from gateway.tenants import ApiKey, hash_key, new_key
 
 PRICE = Price(
     version=1,
@@ -310,3 +312,38 @@ async def test_a_caller_that_is_cancelled_takes_no_other_with_it():
     assert first.cancelled()
     assert others[0].cancelled()
     assert [other.result() for other in others[1:]] == [7, 7]
+
+
+async def test_a_database_that_hangs_delays_one_request_of_a_key_not_each():
+    now_s, asked = 0.0, []
+    key = ApiKey(
+        id="key_1",
+        organisation_id="org_1",
+        project_id="proj_1",
+        name="test",
+        prefix="pdg_abc",
+        state="active",
+        version=1,
+        is_admin=False,
+        created_at=dt.datetime.now(dt.UTC),
+        expires_at=None,
+        limits=Limits(),
+        project_limits=Limits(),
+        organisation_limits=Limits(),
+    )
+
+    class Hanging:
+        async def find_by_hash(self, key_hash: bytes) -> ApiKey | None:
+            asked.append(key_hash)
+            if len(asked) > 1:
+                raise TimeoutError
+            return key
+
+    auth = Authenticator(Hanging(), None, None, max_entries=10, now_s=lambda: now_s)
+    for at_s, times in ((0.0, 1), (FRESH_S + 1, 2), (FRESH_S + 2, 2), (FRESH_S + 2 + ASK_AGAIN_S, 3)):
+        now_s = at_s
+        assert await auth.authenticate("Bearer pdg_abcdef") is key
+        assert len(asked) == times
+    now_s = STALE_S + 1
+    with pytest.raises(DependencyDown):
+        await auth.authenticate("Bearer pdg_abcdef")
