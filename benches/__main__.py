@@ -34,7 +34,7 @@ from contracts.wire import Registration
 from migrations.upgrade import upgrade
 from pdgate.models import timed_models
 from pdgate.services import Service, start_postgres, start_valkey
-from tests.processes import REPOSITORY, Stack
+from tests.processes import REPOSITORY, Stack, until
 
 MODEL = "tiny"
 RESULTS = REPOSITORY / "benches" / "results" / "latest.json"
@@ -184,6 +184,15 @@ def services(folder: Path) -> Iterator[tuple[Service, Service]]:
         valkey.stop()
 
 
+async def registered(stack: Stack, pool: str, worker_id: str) -> Registration:
+    """Wait for a worker's lease and return it."""
+    lease = keys.worker_lease(pool, worker_id)
+    async with Redis.from_url(stack.redis_url, socket_timeout=None) as redis:
+        await until(lambda: redis.exists(lease), 30)
+        raw = await redis.get(lease)
+    return msgspec.msgpack.decode(raw, type=Registration)
+
+
 async def run_row(row: Row, stack: Stack, pids: dict[str, int], repeats: int) -> tuple[list[Measured], list[Measured]]:
     """Return the runs through pdgate and the runs straight to the worker, in turn."""
     environ = {"WORKER_STEP_MS": str(row.step_ms), **INSTANT}
@@ -196,10 +205,7 @@ async def run_row(row: Row, stack: Stack, pids: dict[str, int], repeats: int) ->
     ours, theirs = [], []
     try:
         await stack.ready()
-        redis = Redis.from_url(stack.redis_url)
-        raw = await redis.get(keys.worker_lease("direct", "direct-0"))
-        await redis.aclose()
-        registration = msgspec.msgpack.decode(raw, type=Registration)
+        registration = await registered(stack, "direct", "direct-0")
         direct = DirectClient(registration.address, worker_epoch=registration.epoch)
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

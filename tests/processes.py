@@ -5,6 +5,7 @@ give it. `pdgate up` is not used here so that a test decides itself which proces
 """
 
 import asyncio
+import inspect
 import os
 import signal
 import socket
@@ -230,7 +231,7 @@ async def until(check: Callable[[], object], timeout_s: float = 30, every_s: flo
     async with asyncio.timeout(timeout_s):
         while True:
             answer = check()
-            if asyncio.iscoroutine(answer):
+            if inspect.isawaitable(answer):
                 answer = await answer
             if answer:
                 return
