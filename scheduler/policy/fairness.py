@@ -145,6 +145,13 @@ class FairQueue(Generic[T]):
                 return request
         return None
 
+    def gives_way(self, request: T) -> bool:
+        """Whether a waiting request is late, and goes only because nobody in time wants the room now."""
+        if request not in self._late:
+            return False
+        ticket = self._tickets[request]
+        return not self._turn_of_late(self._tiers[_rank(ticket.tier)].tenants[ticket.tenant])
+
     def take(self, request: T) -> None:
         """Remove a request that now runs, and charge its tenant."""
         ticket = self._tickets.pop(request)
@@ -220,10 +227,12 @@ class FairQueue(Generic[T]):
                 break
         while tenant.late and tenant.late[0] not in self._tickets:
             tenant.late.popleft()
-        turn = late and tenant.turns % self._limits.late_share == self._limits.late_share - 1
-        if tenant.late and (turn or not tenant.in_time):
+        if tenant.late and (not tenant.in_time or (late and self._turn_of_late(tenant))):
             return tenant.late[0]
         return tenant.in_time[0][4] if tenant.in_time else None
+
+    def _turn_of_late(self, tenant: _Tenant[T]) -> bool:
+        return tenant.turns % self._limits.late_share == self._limits.late_share - 1
 
 
 def _rank(tier: str) -> int:

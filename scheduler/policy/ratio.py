@@ -6,17 +6,15 @@ valued by the predicted goodput of the splits it leads to, then the best one is 
 """
 
 import enum
-import itertools
 import math
-from collections.abc import Sequence
 
 import msgspec
 
-from contracts.lifecycle import HandOff, Role
-from scheduler.policy.blame import Blamed
-from scheduler.policy.demand import Demand
-from scheduler.policy.queueing import Corrections, Fleet, Prediction, Split
-from scheduler.policy.ways import Way, best_way, ways
+from contracts.lifecycle import Role
+from scheduler.policy.offers import cheapest_donor, floors, offers
+from scheduler.policy.queueing import Fleet, Prediction, Split
+from scheduler.policy.sight import RatioLimits, RatioState, Sight
+from scheduler.policy.ways import Way
 
 
 class Mode(enum.StrEnum):
@@ -52,106 +50,6 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     to_role: Role
 
 
-class Donor(msgspec.Struct, frozen=True, kw_only=True):
-    """A ready worker and what taking it away would cost."""
-
-    worker_id: str
-    role: Role
-    drain_s: float
-    """Until its running work is done."""
-    cached_tokens: int = 0
-    """Prefix cache that it would lose."""
-
-
-class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the controller. `patient` suits the direct hand-off, `agile` the store."""
-
-    period_s: float = 5.0
-    switch_s: float = 5.0
-    """A change between prefill and decode, without the drain: graph capture under the direct hand-off."""
-    restart_s: float = 60.0
-    """A change to or from unified: an engine restart under the direct hand-off."""
-    drains: bool = True
-    """Whether a worker must be empty to change."""
-    cooldown_s: float = 30.0
-    cooldown_from_decode_s: float = 60.0
-    min_gain: float = 0.015
-    """Relative gain in goodput below which nothing moves."""
-    clear_gain: float = 0.05
-    """Relative gain that needs only `confirm_ticks`; a smaller one needs `patient_ticks`."""
-    last_unified_gain: float = 0.08
-    """Relative gain for which the last unified worker may go: the pairs back each other up, if less simply."""
-    sure_gain: float = 0.15
-    """Relative gain from which a move in the same direction as the last need not wait."""
-    price_margin: float = 0.3
-    confirm_ticks: int = 2
-    patient_ticks: int = 12
-    """Ticks in a row that must favour a move, by how clear its gain is."""
-    hold_s: float = 180.0
-    """How long a demand is expected to last before any change was seen."""
-    hold_bounds_s: tuple[float, float] = (15.0, 600.0)
-    clear_s: float = 20.0
-    """Time in which a backlog should be gone."""
-    target_miss: float = 0.025
-    """Blamed misses per side that are accepted: half of what a 95 % aim leaves."""
-    gain_time_s: float = 60.0
-    gain_bounds: tuple[float, float] = (0.7, 1.6)
-    gain_half_life_s: float = 300.0
-    min_samples: int = 30
-    """Arrivals of the current demand before a move, and outcomes before a gain is turned."""
-    max_refused_share: float = 0.01
-    pinned: Split | None = None
-    """The split of mode `manual`."""
-
-    @classmethod
-    def of(cls, hand_off: HandOff) -> "RatioLimits":
-        """Return the limits that suit a hand-off: patient under `direct`, agile under `store`."""
-        if hand_off is HandOff.DIRECT:
-            return cls()
-        return cls(
-            period_s=1.0,
-            switch_s=0.001,
-            restart_s=0.001,
-            drains=False,
-            cooldown_s=3.0,
-            cooldown_from_decode_s=3.0,
-        )
-
-
-class RatioState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller remembers."""
-
-    prefill_gain: float = 1.0
-    decode_gain: float = 1.0
-    last_tick_s: float | None = None
-    last_move_s: float | None = None
-    last_from: Role | None = None
-    last_to: Role | None = None
-    reversals: int = 0
-    """Moves in a row that undid the one before; each doubles the cooldown."""
-    favoured: tuple[Role, Role] | None = None
-    favoured_ticks: int = 0
-
-
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller sees at a tick."""
-
-    split: Split
-    """Ready workers. A worker that drains or switches is in no role."""
-    moving: bool
-    """A drain or switch is under way."""
-    donors: Sequence[Donor]
-    demand: Demand | None
-    """None = nothing measured, which is not the same as no traffic."""
-    past: Sequence[Demand] = ()
-    """Demands of earlier segments, the latest last."""
-    alarms_s: Sequence[float] = ()
-    """When the demand changed, on the tick's clock."""
-    blamed: Blamed | None = None
-    waiting_in_time: int = 0
-    """Requests that wait in the scheduler and can still meet their targets."""
-
-
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """A tick's answer."""
 
@@ -180,7 +78,7 @@ def decide(
     else:
         verdict = _empty_pool(sight) or _best(state, sight, fleet, limits, now_s)
     state = _with_favour(state, verdict)
-    ticks = limits.confirm_ticks if verdict.gain >= limits.clear_gain else limits.patient_ticks
+    ticks = _ticks_needed(verdict, sight, limits, now_s)
     if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
         verdict = msgspec.structs.replace(verdict, why=Why.UNCONFIRMED)
     way, now = verdict.way, verdict.now
@@ -197,6 +95,14 @@ def decide(
     )
 
 
+def _ticks_needed(verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s: float) -> int:
+    """Return how many ticks in a row must favour a move; a change of demand just seen is confirmation enough."""
+    if verdict.gain < limits.clear_gain:
+        return limits.patient_ticks
+    changed = bool(sight.alarms_s) and now_s - sight.alarms_s[-1] <= 2 * limits.detect_s
+    return 1 if changed else limits.confirm_ticks
+
+
 _MOVING_WHYS = frozenset({Why.GAIN, Why.POOL_EMPTY, Why.PINNED})
 
 
@@ -208,66 +114,27 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, now_s: float) -> _Verdict:
-    """Weigh the best direction against staying."""
-    if sight.demand is None:
+    """Weigh the best direction against staying, against its price, and against what was done before."""
+    demand = sight.demand
+    if demand is None:
         return _Verdict(Why.NO_DATA)
-    if sight.demand.rate_rps <= 0:
+    if demand.rate_rps <= 0:
         return _Verdict(Why.IDLE)
-    if sight.demand.rate_rps * sight.demand.span_s < limits.min_samples:
+    if demand.rate_rps * demand.span_s < limits.min_samples:
         return _Verdict(Why.NO_DATA)
-    hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
-    corrections = Corrections(
-        prefill=state.prefill_gain,
-        decode=state.decode_gain,
-        backlog_rps=sight.waiting_in_time / limits.clear_s,
-    )
-    # Demands that come and go faster than a worker can follow are met by the split that is best for all of them.
-    patient = hold_s < 3 * _slowest_s(sight, limits)
-    demands = (*sight.past, sight.demand) if patient else (sight.demand,)
-    least = floors(sight.split.total)
-    now, found = ways(sight.split, demands, fleet, corrections, least)
-    way = best_way(
-        way for way in found if way.legal and (not way.last_unified or _gain(way, now) > limits.last_unified_gain)
-    )
-    gain = _gain(way, now)
-    if way is None or gain <= 0:
-        at_floor = any(_gain(other, now) > limits.min_gain for other in found if not other.legal)
-        return _Verdict(Why.AT_FLOOR if at_floor else Why.BALANCED, now=now)
-    return _Verdict(_weighed(way, now, gain, state, sight, fleet, limits, hold_s, now_s), way, now, gain)
-
-
-def _gain(way: Way | None, now: Prediction) -> float:
-    """Return the relative gain in goodput; 1.0 when there is none now."""
-    if way is None:
-        return 0.0
-    if now.goodput_rps <= 0:
-        return 1.0 if way.goodput_rps > 0 else 0.0
-    return way.goodput_rps / now.goodput_rps - 1
-
-
-def _weighed(
-    way: Way,
-    now: Prediction,
-    gain: float,
-    state: RatioState,
-    sight: Sight,
-    fleet: Fleet,
-    limits: RatioLimits,
-    hold_s: float,
-    now_s: float,
-) -> Why:
-    """Weigh a direction against its price, and against what was done before."""
-    if gain <= limits.min_gain:
-        return Why.GAIN_TOO_SMALL
-    donor = _donor(way, sight)
-    if donor is None:
-        return Why.AT_FLOOR
-    flip_s = _flip_s(donor, way, limits)
-    lost = now.goodput_rps / sight.split.total * (flip_s + _warm_s(donor, fleet)) * (1 + limits.price_margin)
-    won = (way.goodput_rps - now.goodput_rps) / way.steps * max(0.0, hold_s - flip_s)
-    if won <= lost:
-        return Why.PRICE_TOO_HIGH
-    return Why.COOLING_DOWN if _cooldown_left_s(state, limits, way, gain, now_s) > 0 else Why.GAIN
+    table = offers(state, sight, demand, fleet, limits, now_s)
+    offer = table.best
+    if offer is None:
+        return _Verdict(Why.AT_FLOOR if table.floored else Why.BALANCED, now=table.now)
+    if offer.gain <= limits.min_gain:
+        why = Why.GAIN_TOO_SMALL
+    elif not offer.pays:
+        why = Why.PRICE_TOO_HIGH
+    elif _cooldown_left_s(state, limits, offer.way, offer.gain, now_s) > 0:
+        why = Why.COOLING_DOWN
+    else:
+        why = Why.GAIN
+    return _Verdict(why, offer.way, table.now, offer.gain)
 
 
 def _empty_pool(sight: Sight) -> _Verdict | None:
@@ -292,54 +159,6 @@ def _towards_pin(sight: Sight, limits: RatioLimits) -> _Verdict:
                 ):
                     return _Verdict(Why.PINNED, Way.step(split, from_role, to_role))
     return _Verdict(Why.PINNED)
-
-
-# -- bounds and prices ---------------------------------------------------------------------------------------
-
-
-def floors(total: int) -> Split:
-    """Return the fewest workers per role that a split of so many may have."""
-    pair = 2 if total >= 6 else 1
-    return Split(prefill=pair, decode=pair, unified=1 if total >= 8 else 0)
-
-
-def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float) -> float:
-    """Return how long the demand is expected to stay as it is: the mean of the last intervals between changes."""
-    low, high = limits.hold_bounds_s
-    if not alarms_s:
-        return min(max(limits.hold_s, now_s), high)
-    recent = list(alarms_s)[-4:]
-    intervals = [later - earlier for earlier, later in itertools.pairwise(recent)]
-    since = now_s - recent[-1]
-    if not intervals:
-        return min(max(limits.hold_s, since), high)
-    return min(max(sum(intervals) / len(intervals), since, low), high)
-
-
-def _donor(way: Way, sight: Sight) -> Donor | None:
-    """Return the worker that is cheapest to take away."""
-    candidates = [donor for donor in sight.donors if donor.role is way.from_role]
-    return min(candidates, key=lambda d: (d.drain_s, d.cached_tokens, d.worker_id), default=None)
-
-
-def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:
-    switch_s = limits.restart_s if Role.UNIFIED in (way.from_role, way.to_role) else limits.switch_s
-    return switch_s + (donor.drain_s if limits.drains else 0.0)
-
-
-def _slowest_s(sight: Sight, limits: RatioLimits) -> float:
-    """Return how long a change between prefill and decode takes, by the slower of the two donors."""
-    if not limits.drains:
-        return limits.switch_s
-    least = [
-        min((d.drain_s for d in sight.donors if d.role is role), default=0.0) for role in (Role.PREFILL, Role.DECODE)
-    ]
-    return limits.switch_s + max(least)
-
-
-def _warm_s(donor: Donor, fleet: Fleet) -> float:
-    """Return the compute time of the prefixes that a worker forgets with its role."""
-    return donor.cached_tokens * fleet.latency.prefill.per_token_ms / 1000
 
 
 def _cooldown_left_s(state: RatioState, limits: RatioLimits, way: Way | None, gain: float, now_s: float) -> float:
@@ -399,7 +218,7 @@ def _with_favour(state: RatioState, verdict: _Verdict) -> RatioState:
 
 
 def _move(way: Way, sight: Sight) -> Move | None:
-    donor = _donor(way, sight)
+    donor = cheapest_donor(way.from_role, sight.donors)
     if donor is None:
         return None
     return Move(worker_id=donor.worker_id, from_role=way.from_role, to_role=way.to_role)

@@ -30,14 +30,12 @@ class ScoringLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Queued work up to which a prefill worker gets more. The rest waits in the scheduler, in its order."""
     tpot_share: float = 1.0
     """Share of the TPOT target up to which a decode worker's predicted step may grow."""
-    unified_tpot_share: float = 0.7
+    unified_tpot_share: float = 0.88
     """The same on unified workers: what is left is for prompts."""
     mixing_cost: float = 1.1
     """Cost of prompt tokens beside decodes over their cost alone."""
     late_share: float = 0.8
-    """The part of either share that requests which are late already may fill: the rest is for those in time."""
-    late_patience_ms: float = 60_000.0
-    """After waiting so long a late request is placed like any other."""
+    """The part of either share that requests which give way may fill: the rest is for those in time."""
     slack: float = 0.1
     """Share of a target kept as a reserve when a path is judged."""
     near_ms: float = 3.0
@@ -67,8 +65,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Mapping[str, int] = NO_HITS
     """Prompt tokens in each worker's prefix cache; absent = 0."""
     waited_ms: float = 0.0
-    late: bool = False
-    """It cannot meet its TTFT target any more."""
+    gives_way: bool = False
+    """It is late already, and it is not its turn to go first all the same (FairQueue.gives_way)."""
     affinity: str = ""
     """Session or cache key; empty = none."""
     draw: float = 0.5
@@ -254,8 +252,7 @@ def _unified(
 
 
 def _part_of(limits: ScoringLimits, outlook: Outlook) -> float:
-    patient = outlook.background or (outlook.late and outlook.waited_ms < limits.late_patience_ms)
-    return limits.late_share if patient else 1.0
+    return limits.late_share if outlook.background or outlook.gives_way else 1.0
 
 
 def _can(worker: WorkerView, request: RequestView, kv_needed: int) -> bool:

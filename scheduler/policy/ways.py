@@ -1,6 +1,6 @@
 """Every direction in which workers could move, valued by predicted goodput. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -43,25 +43,31 @@ def moved(split: Split, from_role: Role, to_role: Role) -> Split:
     return Split(**counts)
 
 
+class Weighted(msgspec.Struct, frozen=True):
+    """A demand and how much it counts."""
+
+    demand: Demand
+    weight: float
+
+
 def ways(
-    split: Split, demands: Sequence[Demand], fleet: Fleet, corrections: Corrections, least: Split
+    split: Split, demands: Sequence[Weighted], fleet: Fleet, corrections: Corrections, least: Split
 ) -> tuple[Prediction, list[Way]]:
     """Return what the split would do as it is, and each direction at its best number of moves.
 
-    With several demands, values are means over their spans: the split that suits all of them. A split
+    With several demands, values are weighted means. A split
     keeps the floors `least`; one that is below them may only come closer. Directions that break them
     are valued for one move, and marked.
     """
-    predictors = [Predictor(demand, fleet, corrections) for demand in demands]
-    spans_s = [demand.span_s for demand in demands]
-    now = _value(split, predictors, spans_s)
+    predictors = [(Predictor(entry.demand, fleet, corrections), entry.weight) for entry in demands]
+    now = _value(split, predictors)
     found = []
     for from_role, to_role in _directions(split):
         step = Way.step(split, from_role, to_role)
         legal = _keeps(step.next, split, least)
         best = msgspec.structs.replace(
             step,
-            goodput_rps=_value(step.next, predictors, spans_s).goodput_rps,
+            goodput_rps=_value(step.next, predictors).goodput_rps,
             legal=legal,
             last_unified=step.next.unified < min(least.unified, split.unified),
         )
@@ -71,7 +77,7 @@ def ways(
             target = moved(best.target, from_role, to_role)
             if not _keeps(target, split, least) or target.unified < min(least.unified, split.unified):
                 break
-            goodput_rps = _value(target, predictors, spans_s).goodput_rps
+            goodput_rps = _value(target, predictors).goodput_rps
             if goodput_rps <= best.goodput_rps:
                 break
             best = msgspec.structs.replace(best, target=target, steps=steps, goodput_rps=goodput_rps)
@@ -83,11 +89,6 @@ def _keeps(split: Split, before: Split, least: Split) -> bool:
     return split.prefill >= min(least.prefill, before.prefill) and split.decode >= min(least.decode, before.decode)
 
 
-def best_way(found: Iterable[Way]) -> Way | None:
-    """Return the direction with the highest goodput at its target; fewer moves break ties."""
-    return max(found, key=lambda way: (way.goodput_rps, -way.steps), default=None)
-
-
 def _directions(split: Split) -> Iterator[tuple[Role, Role]]:
     for from_role in Role:
         for to_role in Role:
@@ -95,18 +96,18 @@ def _directions(split: Split) -> Iterator[tuple[Role, Role]]:
                 yield from_role, to_role
 
 
-def _value(split: Split, predictors: Sequence[Predictor], spans_s: Sequence[float]) -> Prediction:
-    predictions = [predictor.predict(split) for predictor in predictors]
-    if len(predictions) == 1:
-        return predictions[0]
-    total_s = sum(spans_s)
+def _value(split: Split, predictors: Sequence[tuple[Predictor, float]]) -> Prediction:
+    if len(predictors) == 1:
+        return predictors[0][0].predict(split)
+    predictions = [(predictor.predict(split), weight) for predictor, weight in predictors]
+    total = sum(weight for _, weight in predictors)
 
-    def mean(values: Iterable[float]) -> float:
-        return sum(value * span_s for value, span_s in zip(values, spans_s, strict=True)) / total_s
+    def mean(read: Callable[[Prediction], float]) -> float:
+        return sum(read(prediction) * weight for prediction, weight in predictions) / total
 
     return Prediction(
-        goodput_rps=mean(p.goodput_rps for p in predictions),
-        unified_share=mean(p.unified_share for p in predictions),
-        prefill_load=mean(p.prefill_load for p in predictions),
-        decode_load=mean(p.decode_load for p in predictions),
+        goodput_rps=mean(lambda p: p.goodput_rps),
+        unified_share=mean(lambda p: p.unified_share),
+        prefill_load=mean(lambda p: p.prefill_load),
+        decode_load=mean(lambda p: p.decode_load),
     )

@@ -9,7 +9,8 @@ from contracts.lifecycle import Role
 from scheduler.policy.blame import BlameWindow, Stage
 from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
 from scheduler.policy.queueing import Fleet, Split
-from scheduler.policy.ratio import Decision, Donor, Mode, Move, RatioLimits, RatioState, Sight, decide
+from scheduler.policy.ratio import Decision, Mode, Move, decide
+from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
 
 
 class FleetSight(msgspec.Struct, frozen=True, kw_only=True):

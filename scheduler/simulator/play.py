@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from scheduler.policy.queueing import Fleet, Split
-from scheduler.policy.ratio import RatioLimits
+from scheduler.policy.sight import RatioLimits
 from scheduler.simulator.arrivals import Arrival
 from scheduler.simulator.pilot import AutoPilot, Pilot, StaticPilot, ThresholdPilot
 from scheduler.simulator.report import Result, summarise

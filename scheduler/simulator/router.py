@@ -87,7 +87,7 @@ class Router:
 
     # -- placing -------------------------------------------------------------------------------------------------
 
-    def place(self, job: Job, cluster: ClusterView, now_ms: float) -> Placement | NoPlacement:
+    def place(self, job: Job, cluster: ClusterView, now_ms: float, *, gives_way: bool) -> Placement | NoPlacement:
         """Choose workers for a waiting request, or say why none can take it."""
         arrival, setup = job.arrival, self._setup
         request = RequestView(
@@ -103,7 +103,7 @@ class Router:
             promised_output_tokens=self._promised[job],
             cached_tokens=self._hits(job, cluster),
             waited_ms=now_ms - job.arrived_ms,
-            late=job.ticket is not None and now_ms > job.ticket.latest_start_ms,
+            gives_way=gives_way,
             affinity=arrival.session,
             draw=self._rng.random(),
             background=job.batch,

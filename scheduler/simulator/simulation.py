@@ -15,8 +15,9 @@ from scheduler.policy.cluster import ClusterView
 from scheduler.policy.fairness import FairQueue
 from scheduler.policy.placement import Placement, Reason
 from scheduler.policy.queueing import Split
-from scheduler.policy.ratio import Donor, Move
+from scheduler.policy.ratio import Move
 from scheduler.policy.scoring import NotScored, Scored
+from scheduler.policy.sight import Donor
 from scheduler.simulator.arrivals import BLOCK_TOKENS, Arrival
 from scheduler.simulator.cache import BlockCache
 from scheduler.simulator.clock import Clock
@@ -128,7 +129,7 @@ class Simulation:
             if now_ms - job.pushed_ms > self.setup.deadline_s * 1000:
                 self._refuse(job, "deadline")
                 continue
-            result = self._router.place(job, self._view(), now_ms)
+            result = self._router.place(job, self._view(), now_ms, gives_way=self._queue.gives_way(job))
             if isinstance(result, Placement):
                 self._start(job, result)
             elif result.reason is Reason.TOO_LONG:

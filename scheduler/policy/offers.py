@@ -1,0 +1,147 @@
+"""What each direction of moving workers would win and cost. Pure."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from contracts.lifecycle import Role
+from scheduler.policy.demand import Demand
+from scheduler.policy.queueing import Corrections, Fleet, Prediction, Split
+from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
+from scheduler.policy.ways import Way, Weighted, ways
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A direction, its donor, and its balance over the time that the demand is expected to last."""
+
+    way: Way
+    donor: Donor
+    gain: float
+    """Relative gain in goodput at the target."""
+    won: float
+    """Requests in time that the whole way adds until the demand changes."""
+    lost: float
+    """Requests that its first move costs: a worker's goodput while it drains, switches and warms up."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether the first move's share of what is won exceeds what it costs."""
+        return self.won / self.way.steps > self.lost
+
+
+class Offers(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on the table at a tick."""
+
+    now: Prediction
+    best: Offer | None
+    """With the highest balance; None when no move gains anything."""
+    floored: bool
+    """A move that a floor forbids would gain."""
+
+
+def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits: RatioLimits, now_s: float) -> Offers:
+    """Value every direction, and name the best."""
+    hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
+    corrections = Corrections(
+        prefill=state.prefill_gain,
+        decode=state.decode_gain,
+        backlog_rps=sight.waiting_in_time / limits.clear_s,
+    )
+    demands = _weighted(sight, demand, hold_s, limits)
+    now, found = ways(sight.split, demands, fleet, corrections, floors(sight.split.total))
+    made = list(_made(found, now, sight, fleet, limits, hold_s))
+    return Offers(
+        now=now,
+        best=max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None),
+        floored=any(_gain(way, now) > limits.min_gain for way in found if not way.legal),
+    )
+
+
+def _made(
+    found: Sequence[Way], now: Prediction, sight: Sight, fleet: Fleet, limits: RatioLimits, hold_s: float
+) -> Iterator[Offer]:
+    for way in found:
+        gain = _gain(way, now)
+        donor = cheapest_donor(way.from_role, sight.donors)
+        if not way.legal or gain <= 0 or donor is None or (way.last_unified and gain <= limits.last_unified_gain):
+            continue
+        flip_s = _flip_s(donor, way, limits)
+        per_worker_rps = now.goodput_rps / sight.split.total
+        # What is won comes step by step: half of it, on average, while the workers still move.
+        useful_s = max(0.0, hold_s - flip_s * (way.steps + 1) / 2)
+        yield Offer(
+            way=way,
+            donor=donor,
+            gain=gain,
+            won=(way.goodput_rps - now.goodput_rps) * useful_s,
+            lost=per_worker_rps * (flip_s + _warm_s(donor, fleet)) * (1 + limits.price_margin),
+        )
+
+
+def _gain(way: Way, now: Prediction) -> float:
+    """Return the relative gain in goodput; 1.0 when there is none now."""
+    if now.goodput_rps <= 0:
+        return 1.0 if way.goodput_rps > 0 else 0.0
+    return way.goodput_rps / now.goodput_rps - 1
+
+
+def cheapest_donor(role: Role, donors: Sequence[Donor]) -> Donor | None:
+    """Return the worker of a role that is cheapest to take away."""
+    candidates = [donor for donor in donors if donor.role is role]
+    return min(candidates, key=lambda d: (d.drain_s, d.cached_tokens, d.worker_id), default=None)
+
+
+def floors(total: int) -> Split:
+    """Return the fewest workers per role that a split of so many may have."""
+    pair = 2 if total >= 6 else 1
+    return Split(prefill=pair, decode=pair, unified=1 if total >= 8 else 0)
+
+
+def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float) -> float:
+    """Return how long the demand is expected to stay as it is: the mean of the last intervals between changes."""
+    low, high = limits.hold_bounds_s
+    if not alarms_s:
+        return min(max(limits.hold_s, now_s), high)
+    recent = list(alarms_s)[-4:]
+    intervals = [later - earlier for earlier, later in itertools.pairwise(recent)]
+    since = now_s - recent[-1]
+    if not intervals:
+        return min(max(limits.hold_s, since), high)
+    return min(max(sum(intervals) / len(intervals), since, low), high)
+
+
+def _weighted(sight: Sight, demand: Demand, hold_s: float, limits: RatioLimits) -> Sequence[Weighted]:
+    """Return the demands to serve: the present one, and earlier ones as far as workers could not follow in time.
+
+    When the demand changes, workers need `follow_s` to come after it, and that share of the time is spent with
+    a split made for another demand. So that share of the weight goes to all that was seen lately; all of it when
+    demands change faster than workers move: then the split that suits them all is the best one.
+    """
+    if not sight.past:
+        return [Weighted(demand, 1.0)]
+    follow_s = limits.detect_s + limits.moves_to_follow * _slowest_s(sight, limits)
+    behind = min(1.0, follow_s / hold_s)
+    spans_s = sum(past.span_s for past in sight.past) + demand.span_s
+    lately = [Weighted(past, behind * past.span_s / spans_s) for past in sight.past]
+    return [*lately, Weighted(demand, 1 - behind + behind * demand.span_s / spans_s)]
+
+
+def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:
+    switch_s = limits.restart_s if Role.UNIFIED in (way.from_role, way.to_role) else limits.switch_s
+    return switch_s + (donor.drain_s if limits.drains else 0.0)
+
+
+def _slowest_s(sight: Sight, limits: RatioLimits) -> float:
+    """Return how long a change between prefill and decode takes, by the slower of the two donors."""
+    if not limits.drains:
+        return limits.switch_s
+    least = [
+        min((d.drain_s for d in sight.donors if d.role is role), default=0.0) for role in (Role.PREFILL, Role.DECODE)
+    ]
+    return limits.switch_s + max(least)
+
+
+def _warm_s(donor: Donor, fleet: Fleet) -> float:
+    """Return the compute time of the prefixes that a worker forgets with its role."""
+    return donor.cached_tokens * fleet.latency.prefill.per_token_ms / 1000
