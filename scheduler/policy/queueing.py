@@ -270,7 +270,7 @@ def prefill_in_time(
     if ttft_ms is None or not own_ms:
         return min(1.0, _ALMOST_FULL / load) if load > 0 else 1.0
     waiting = erlang_c(servers, min(load, _ALMOST_FULL) * servers)
-    total_ms = sum(own_ms)
+    total_ms = max(sum(own_ms), 1e-9)
     kept_ms = best = 0.0
     for kept, longest_ms in enumerate(own_ms, start=1):
         kept_ms += longest_ms

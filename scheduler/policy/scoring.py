@@ -42,6 +42,8 @@ class ScoringLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Costs closer than this are equal; load, then the draw decides."""
     explore: float = 0.01
     """Share of requests sent to the second best prefill worker, so that its estimate stays honest."""
+    affinity_ms: float = 30.0
+    """What a session's home worker may be slower than the best."""
     affinity_load: float = 1.25
     """A session's home worker is kept while its load is at most this multiple of the mean (bounded loads)."""
     prefix_load_gap: int = 64
@@ -104,6 +106,12 @@ class _Side(msgspec.Struct, frozen=True):
     worker: WorkerView
     cost_ms: float  # what it adds to TTFT, or its decode step
     cached: int = 0
+    favour_ms: float = 0.0
+
+    @property
+    def rank_ms(self) -> float:
+        """What sides are compared by."""
+        return self.cost_ms - self.favour_ms
 
 
 def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, outlook: Outlook) -> Scored | NotScored:
@@ -206,8 +214,8 @@ def _prefills(
             continue
         cached = min(hits.get(worker.worker_id, 0), request.prompt_tokens - 1)
         own_ms = cost.ms(request.prompt_tokens - cached, cached) * request.num_samples
-        favour_ms = limits.near_ms if worker is home else 0.0
-        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms - favour_ms, cached))
+        favour_ms = limits.affinity_ms if worker is home else 0.0
+        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms, cached, favour_ms))
     return sides
 
 
@@ -246,8 +254,8 @@ def _unified(
             continue
         cached = min(hits.get(worker.worker_id, 0), request.prompt_tokens - 1)
         own_ms = cost.ms(request.prompt_tokens - cached, cached) * samples * limits.mixing_cost / left
-        favour_ms = limits.near_ms if worker is home else 0.0
-        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms - favour_ms, cached))
+        favour_ms = limits.affinity_ms if worker is home else 0.0
+        sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms, cached, favour_ms))
     return sides
 
 
@@ -285,16 +293,16 @@ def _pick(sides: Sequence[_Side], limits: ScoringLimits, outlook: Outlook, *, ex
         return None
     if len(sides) == 1:
         return sides[0]
-    best = min(sides, key=lambda side: (side.cost_ms, side.worker.worker_id))
-    near = [side for side in sides if side.cost_ms - best.cost_ms <= limits.near_ms]
+    best = min(sides, key=lambda side: (side.rank_ms, side.worker.worker_id))
+    near = [side for side in sides if side.rank_ms - best.rank_ms <= limits.near_ms]
     if explore and outlook.draw < limits.explore:
         others = [side for side in sides if side is not best]
-        return min(others, key=lambda side: (side.cost_ms, side.worker.worker_id))
+        return min(others, key=lambda side: (side.rank_ms, side.worker.worker_id))
     if len(near) == 1:
         return best
     first = int(outlook.draw * len(near))
     second = (first + 1 + int(outlook.draw * 997) % (len(near) - 1)) % len(near)
-    return min(near[first], near[second], key=lambda side: (side.worker.load_tokens, side.cost_ms))
+    return min(near[first], near[second], key=lambda side: (side.worker.load_tokens, side.rank_ms))
 
 
 def _trusted_hits(workers: Sequence[WorkerView], limits: ScoringLimits, outlook: Outlook) -> Mapping[str, int]:

@@ -70,6 +70,7 @@ class Engine:
         self._steps = 0
         self._batch_kv = 0
         self._held_kv = 0
+        self._holding: set[Job] = set()  # whose prompts' memory is held: reserved, being computed, or computed
         self._join_seq = 0
         self._plan = 0  # number of the current stage; an event of another one is stale
         self._busy = False
@@ -114,31 +115,23 @@ class Engine:
 
     def release(self, job: Job) -> None:
         """Free the KV memory of a prompt that has left for a decode engine."""
-        self._held_kv -= job.arrival.prompt_tokens
+        self._drop(job)
         self._grant()
         if not self._busy:
             self._kick()
 
     def abort(self, job: Job) -> None:
         """Stop a request wherever it is; one whose prompt is in the current step ends with that step."""
-        prompt = job.arrival.prompt_tokens
-        if job in self._waiting_room:
-            self._waiting_room.remove(job)
-        elif job in self._joining:
-            self._joining.remove(job)
-            self._held_kv -= prompt
-        elif self._batch.get(job.joined_seq) is job:
+        if any(job is chosen for chosen, _ in self._chunk):
+            return
+        for queue in (self._waiting_room, self._joining, self._prefills, self._batch_prefills):
+            if job in queue:
+                queue.remove(job)
+        self._retracted = deque(entry for entry in self._retracted if entry[0] is not job)
+        if self._batch.get(job.joined_seq) is job:
             del self._batch[job.joined_seq]
             self._batch_kv -= job.context_at_join + self._steps - (job.finish_step - job.output_left)
-        elif any(job is retracted for retracted, _ in self._retracted):
-            self._retracted = deque(entry for entry in self._retracted if entry[0] is not job)
-        elif not any(job is chosen for chosen, _ in self._chunk):
-            queue = self._batch_prefills if job.batch else self._prefills
-            waiting = job in queue
-            if waiting:
-                queue.remove(job)
-            if not waiting or job.holds_memory:
-                self._held_kv -= prompt
+        self._drop(job)
         self._grant()
 
     def kill(self) -> None:
@@ -150,6 +143,7 @@ class Engine:
         self._ends.clear()
         self._chunk = []
         self._batch_kv = self._held_kv = 0
+        self._holding.clear()
         self._busy = False
         self._plan += 1
 
@@ -160,10 +154,19 @@ class Engine:
         used = self._batch_kv + self._held_kv
         return used == 0 or used + tokens + margin <= self.latency.kv_capacity_tokens
 
+    def _hold(self, job: Job) -> None:
+        self._holding.add(job)
+        self._held_kv += job.arrival.prompt_tokens
+
+    def _drop(self, job: Job) -> None:
+        if job in self._holding:
+            self._holding.remove(job)
+            self._held_kv -= job.arrival.prompt_tokens
+
     def _grant(self) -> None:
         while self._waiting_room and self._fits(self._waiting_room[0].arrival.prompt_tokens):
             job = self._waiting_room.popleft()
-            self._held_kv += job.arrival.prompt_tokens
+            self._hold(job)
             self._events.room_granted(self, job)
 
     def _retract_for_one_step(self) -> None:
@@ -219,8 +222,7 @@ class Engine:
             self._add(job, context)
         while self._joining and len(self._batch) < self.latency.max_running:
             job = self._joining.popleft()
-            prompt = job.arrival.prompt_tokens
-            self._held_kv -= prompt
+            self._drop(job)
             if job.first_token_ms < 0:
                 job.first_token_ms = self._clock.now_ms
                 job.mix_at_first = self.mix_ms
@@ -228,7 +230,7 @@ class Engine:
             if job.output_left <= 0:
                 self._end(job)
             else:
-                self._add(job, prompt + 1)
+                self._add(job, job.arrival.prompt_tokens + 1)
 
     def _add(self, job: Job, context: int) -> None:
         self._join_seq += 1
@@ -255,11 +257,10 @@ class Engine:
             for job in queue:
                 if budget <= 0:
                     return
-                if not job.holds_memory:
+                if job not in self._holding:
                     if not self._fits(job.arrival.prompt_tokens):
                         return
-                    self._held_kv += job.arrival.prompt_tokens
-                    job.holds_memory = True
+                    self._hold(job)
                 if job.prefill_start_ms < 0:
                     job.prefill_start_ms = self._clock.now_ms
                 tokens = min(job.prefill_left, budget)

@@ -14,7 +14,7 @@ class Job:
     __slots__ = (
         "alive", "arrival", "attempt", "batch", "blocked_ms", "cached_tokens", "context_at_join", "decode_id",
         "done_tokens", "end_ms", "expected_output", "feasible", "finish_step", "first_token_ms", "generous_output",
-        "holds_memory", "joined_seq", "kv_arrived_ms", "mix_at_first", "mixed_share", "number", "output_left",
+        "joined_seq", "kv_arrived_ms", "mix_at_first", "mixed_share", "number", "output_left",
         "placed_ms", "prefill_end_ms", "prefill_id", "prefill_left", "prefill_start_ms", "pushed_ms", "refused",
         "room_granted_ms", "stage", "ticket", "tpot_ms", "work_ms",
     )  # fmt: skip
@@ -39,7 +39,6 @@ class Job:
         self.kv_arrived_ms = self.first_token_ms = self.end_ms = UNSET
         self.cached_tokens = self.done_tokens = self.prefill_left = 0
         self.output_left = arrival.output_tokens
-        self.holds_memory = False
         self.context_at_join = self.finish_step = self.joined_seq = 0
         self.mix_at_first = self.mixed_share = self.tpot_ms = 0.0
         # filled in at its end

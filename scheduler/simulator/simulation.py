@@ -254,7 +254,6 @@ class Simulation:
         if not job.alive:
             return
         self._leave_prefill(job)
-        job.holds_memory = False
         job.prefill_left = min(self.setup.page_tokens, job.arrival.prompt_tokens)
         job.done_tokens = job.arrival.prompt_tokens - job.prefill_left
         read_ms = self.setup.store_round_ms + self.setup.latency.transfer.ms(job.done_tokens)

@@ -1,0 +1,89 @@
+"""Demand is measured where it arrives, and cut where it changes."""
+
+import random
+
+import pytest
+
+from scheduler.policy.demand import DemandSample, DemandWindow, OutputMoments
+
+
+def forecast(kind):
+    mean = {"short": 100.0, "long": 1000.0}[kind]
+    return OutputMoments(mean, mean * mean)
+
+
+def feed(window, *, from_s, to_s, rate, prefill_ms=100.0, kind="short", seed=1, prompt=1000):
+    rng = random.Random(seed)
+    at = from_s
+    while True:
+        at += rng.expovariate(rate)
+        if at >= to_s:
+            return
+        sample = DemandSample(kind=kind, prompt_tokens=prompt, prefill_ms=prefill_ms, feasible=True)
+        window.observe(at, sample)
+
+
+def test_moments_are_those_of_the_arrivals():
+    window = DemandWindow()
+    for number in range(100):
+        window.observe(
+            number / 10, DemandSample(kind="short", prompt_tokens=1000, prefill_ms=50.0, feasible=number % 2 == 0)
+        )
+    demand = window.demand(10.0, forecast)
+    assert demand.rate_rps == pytest.approx(10.0)
+    assert demand.prefill_ms == pytest.approx(50.0)
+    assert demand.feasible_share == pytest.approx(0.5)
+    assert demand.output_tokens == pytest.approx(100.0)
+    assert demand.kv_token_steps == pytest.approx(1000 * 100 + 100 * 100 / 2)
+    assert demand.kv_token_ms_before == pytest.approx(1000 * 50.0)
+    assert demand.prefill_ms_quantiles == (50.0,) * 8
+
+
+def test_a_steady_poisson_load_raises_no_alarm_in_an_hour():
+    window = DemandWindow()
+    for minute in range(60):
+        feed(window, from_s=60 * minute, to_s=60 * minute + 60, rate=10.0, seed=minute)
+        for tick in range(12):
+            window.demand(60 * minute + 60 - 5 * (11 - tick), forecast)
+    assert list(window.alarms_s) == []
+
+
+@pytest.mark.parametrize("change", [{"rate": 25.0}, {"prefill_ms": 400.0}, {"kind": "long"}, {"rate": 2.0}])
+def test_a_change_of_rate_prompts_or_answers_is_seen_within_seconds_and_cuts_the_window(change):
+    window = DemandWindow()
+    feed(window, from_s=0, to_s=120, rate=10.0)
+    window.demand(120.0, forecast)
+    after = {"rate": 10.0, **change}
+    demand = None
+    for second in range(120, 140):
+        feed(window, from_s=second, to_s=second + 1, seed=second, **after)
+        demand = window.demand(float(second + 1), forecast)
+    assert len(window.alarms_s) == 1
+    assert window.alarms_s[0] == pytest.approx(120, abs=4)
+    assert demand.rate_rps == pytest.approx(after["rate"], rel=0.35)
+    assert window.segments[0].rate_rps == pytest.approx(10.0, rel=0.15)
+
+
+def test_a_better_forecast_values_the_whole_window_anew_and_is_no_change_of_demand():
+    window = DemandWindow()
+    feed(window, from_s=0, to_s=60, rate=10.0)
+    first = window.demand(60.0, lambda kind: OutputMoments(50.0, 2500.0))
+    second = window.demand(61.0, lambda kind: OutputMoments(500.0, 250_000.0))
+    assert second.output_tokens == pytest.approx(10 * first.output_tokens)
+    assert list(window.alarms_s) == []
+
+
+def test_silence_is_a_reading_and_nothing_measured_is_not():
+    window = DemandWindow()
+    assert window.demand(100.0, forecast) is None
+    feed(window, from_s=101, to_s=110, rate=10.0)
+    assert window.demand(1000.0, forecast).rate_rps == 0.0
+
+
+def test_clustered_arrivals_show_in_the_dispersion():
+    calm, bursty = DemandWindow(), DemandWindow(alarm_sigma=1e9)
+    feed(calm, from_s=0, to_s=120, rate=10.0)
+    for start in range(0, 120, 10):
+        feed(bursty, from_s=start, to_s=start + 1, rate=100.0, seed=start)
+    assert calm.demand(120.0, forecast).dispersion == pytest.approx(1.2, abs=0.5)
+    assert bursty.demand(120.0, forecast).dispersion > 8
