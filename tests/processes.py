@@ -203,6 +203,15 @@ class Stack:
         """Return what a process wrote so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    async def unready(self, timeout_s: float = 30) -> None:
+        """Wait until the gateway has seen that a model can no longer be served."""
+
+        async def is_unready() -> bool:
+            return (await client.get("/readyz")).status_code != 200
+
+        async with httpx.AsyncClient(base_url=self.url, timeout=5) as client:
+            await until(is_unready, timeout_s)
+
     async def ready(self, timeout_s: float = 60) -> None:
         """Wait until the gateway says that every model can be served."""
         last = "no answer yet"
