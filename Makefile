@@ -37,8 +37,8 @@ engine: setup ## Install the real engine and its models into .pdgate (2.9 GB)
 	@$(BIN)/pdgate engine install
 
 .PHONY: test
-test: $(VENV)/.dev engine ## Run all tests but e2e and chaos (ARGS="-k name")
-	@$(BIN)/python -m pytest -m "not e2e and not chaos" $(ARGS)
+test: $(VENV)/.dev engine ## Run all tests (ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift

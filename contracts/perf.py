@@ -20,11 +20,6 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
         pairs = uncached_tokens * uncached_tokens + 2 * cached_tokens * uncached_tokens
         return self.fixed_ms + self.per_token_ms * uncached_tokens + self.per_token_pair_ms * pairs
 
-    def chunked_ms(self, uncached_tokens: int, cached_tokens: int = 0, *, chunk_tokens: int) -> float:
-        """Return the compute time of one prompt in chunks: each chunk reads the weights again, ms."""
-        chunks = max(1, -(-uncached_tokens // chunk_tokens))
-        return self.ms(uncached_tokens, cached_tokens) + (chunks - 1) * self.fixed_ms
-
 
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients of one decode step, ms."""
@@ -48,10 +43,6 @@ class TransferCost(msgspec.Struct, frozen=True, kw_only=True):
     def ms(self, tokens: int) -> float:
         """Return the time to move the KV cache of `tokens`, ms."""
         return self.fixed_ms + tokens * self.kv_bytes_per_token / self.bytes_per_ms
-
-    def shared_ms(self, tokens: int, concurrent: float) -> float:
-        """Return the time when `concurrent` hand-offs (this one included) share the link evenly, ms."""
-        return self.fixed_ms + tokens * self.kv_bytes_per_token * max(1.0, concurrent) / self.bytes_per_ms
 
     def exposed_ms(self, tokens: int, prefill_ms: float, layers: int) -> float:
         """Return what a layer-by-layer push leaves visible after `prefill_ms` of compute, ms.

@@ -61,11 +61,6 @@ class WorkerLink:
         self._wake = asyncio.Event()
         self._ack_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def num_open(self) -> int:
-        """Engine requests whose end has not come."""
-        return len(self._slots)
-
     def abort(self, attempt: pb.AttemptId, reason: str) -> None:
         """Ask the worker to stop all samples of an attempt. Sent when the stream stands."""
         self._aborts.append(pb.Abort(id=attempt, all_samples=True, reason=reason))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from contracts.errors import DeadlineExceeded, Interrupted, NoCapacity, ServingError
+from contracts.errors import DeadlineExceeded, Interrupted, ServingError
 from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, Phase
 from contracts.usage import Outcome, UsageEvent
@@ -308,8 +308,3 @@ class Generation:
 
 def _interrupted() -> Interrupted:
     return Interrupted("The answer broke off through a fault on our side. You are not charged for it.")
-
-
-def no_workers(model: str) -> NoCapacity:
-    """Return the refusal for a model that no ready worker serves."""
-    return NoCapacity(f"No worker is ready for the model '{model}' right now.", retry_after_s=5)

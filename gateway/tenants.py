@@ -216,10 +216,6 @@ class Tenants:
         changes = {"hash": hash_key(plaintext), "prefix": plaintext[:_SHOWN_CHARACTERS]}
         return await self._change_key(tenant, key_id, changes), plaintext
 
-    async def set_key_limits(self, tenant: str, key_id: str, limits: Limits) -> ApiKey:
-        """Replace the limits of a key. The caller publishes the returned state. Raises NoSuchTenant."""
-        return await self._change_key(tenant, key_id, {"limits": _limits_out(limits)})
-
     async def set_organisation_limits(self, tenant: str, limits: Limits) -> Sequence[ApiKey]:
         """Replace the tenant's limits and return its keys, whose states the caller publishes."""
         bump = sa.update(api_key).where(api_key.c.organisation_id == tenant).values(version=api_key.c.version + 1)

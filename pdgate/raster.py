@@ -51,11 +51,6 @@ class Raster:
                     if bits & (4 >> column):
                         self._dot(left + index * _ADVANCE + column * _SCALE, top + row * _SCALE, _SCALE, ink)
 
-    def pixel(self, x: int, y: int) -> tuple[int, int, int]:
-        """Return one pixel's red, green and blue."""
-        row = self._rows[y]
-        return row[3 * x], row[3 * x + 1], row[3 * x + 2]
-
     def png(self) -> bytes:
         """Return the picture as a PNG file (ISO 15948): 8-bit RGB, no filter."""
         header = struct.pack(">IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)

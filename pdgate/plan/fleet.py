@@ -1,7 +1,6 @@
 """Workers that a model and its GPUs allow, and the latency model of each."""
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -68,12 +67,6 @@ def workers_of(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:
     return found
 
 
-def least_gpus(gpu: Accelerator, setting: Setting) -> int | None:
-    """Return the smallest number of GPUs that hold the model and a few requests; None = not within one node."""
-    found = workers_of(gpu, gpu.gpus_per_node, setting)
-    return found[0].use.gpus if found else None
-
-
 def line_rate(network: str, gpu: Accelerator, use: Deployment, count: int) -> float:
     """Return the bytes per second of one worker's hand-off link, one direction.
 
@@ -88,11 +81,6 @@ def line_rate(network: str, gpu: Accelerator, use: Deployment, count: int) -> fl
     if match is None:
         raise WorkloadError(f"--network: {network!r} is neither nvlink nor a rate per worker such as 200Gb or 25GB")
     return float(match[1]) * GIGA / (8 if match[2] == "Gb" else 1)
-
-
-def fastest(workers: Sequence[Worker]) -> Worker:
-    """Return the worker with the shortest decode step for one request."""
-    return min(workers, key=lambda w: w.latency.decode.step_ms(1, 0))
 
 
 def _worker(gpu: Accelerator, use: Deployment, count: int, setting: Setting) -> Worker:

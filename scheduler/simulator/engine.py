@@ -83,11 +83,6 @@ class Engine:
     # -- what policy may see ---------------------------------------------------------------------------
 
     @property
-    def num_decoding(self) -> int:
-        """Requests in the decode batch."""
-        return len(self._batch)
-
-    @property
     def kv_used_tokens(self) -> int:
         """KV tokens held, as of the last edge of a step."""
         return self._batch_kv + self._held_kv

@@ -3,8 +3,6 @@
 import enum
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.sight import RatioLimits
 from scheduler.simulator.arrivals import Arrival
@@ -69,8 +67,3 @@ def result_of(simulation: Simulation) -> Result:
         cancelled_flips=simulation.cancelled_moves,
         retracted=sum(worker.engine.num_retracted for worker in simulation.workers.values()),
     )
-
-
-def replace_split(setup: Setup, split: Split) -> Setup:
-    """Return the same setup with another split to begin with."""
-    return msgspec.structs.replace(setup, split=split)
