@@ -40,6 +40,10 @@ engine: setup ## Install the real engine and its models into .pdgate (2.9 GB)
 test: $(VENV)/.dev engine ## Run all tests (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: e2e
+e2e: $(VENV)/.dev engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
 .PHONY: check
 check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	@$(BIN)/ruff check .
