@@ -205,6 +205,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     catalog_revision: str
     started_unix_ms: int
     zone: str = ""
+    node: str = ""  # machine; links between two workers of one node are the cheapest
+    hash_format: str = ""  # of the prefix blocks in its KvEvents (contracts.prefix.HASH_FORMAT); empty = sends none
+    capabilities: tuple[str, ...] = ()  # what its engine can: "role_switch", "probe", "kv_events", ...
     num_running: int = 0
     num_waiting: int = 0
     kv_used: float = 0.0  # 0.0 to 1.0

@@ -41,6 +41,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
     FINISH_REASON_READER_LOST: _ClassVar[FinishReason]
     FINISH_REASON_HAND_OFF: _ClassVar[FinishReason]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_STORE: _ClassVar[Tier]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
@@ -64,6 +71,10 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_READER_LOST: FinishReason
 FINISH_REASON_HAND_OFF: FinishReason
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_HOST: Tier
+TIER_STORE: Tier
 
 class AttemptId(_message.Message):
     __slots__ = ("rid", "attempt", "sample")
@@ -128,13 +139,15 @@ class Stages(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
 
 class ControlCommand(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled", "also")
+    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled", "probe", "kv_resync", "also")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    KV_RESYNC_FIELD_NUMBER: _ClassVar[int]
     ALSO_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
@@ -142,8 +155,10 @@ class ControlCommand(_message.Message):
     set_role: SetRole
     drain: Drain
     settled: Settled
+    probe: Probe
+    kv_resync: KvResync
     also: _containers.RepeatedCompositeFieldContainer[ControlCommand]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlCommand, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., kv_resync: _Optional[_Union[KvResync, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlCommand, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("scheduler_id", "leader_epoch", "v")
@@ -223,8 +238,18 @@ class Settled(_message.Message):
     rid: bytes
     def __init__(self, rid: _Optional[bytes] = ...) -> None: ...
 
+class Probe(_message.Message):
+    __slots__ = ("submit",)
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
+
+class KvResync(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ControlReport(_message.Message):
-    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result", "also")
+    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result", "kv_events", "probe_result", "also")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +258,8 @@ class ControlReport(_message.Message):
     FINAL_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     ROLE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_RESULT_FIELD_NUMBER: _ClassVar[int]
     ALSO_FIELD_NUMBER: _ClassVar[int]
     inventory: Inventory
     accepted: Accepted
@@ -242,8 +269,10 @@ class ControlReport(_message.Message):
     final: Final
     delivered: Delivered
     role_result: RoleResult
+    kv_events: KvEvents
+    probe_result: ProbeResult
     also: _containers.RepeatedCompositeFieldContainer[ControlReport]
-    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
+    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("worker_id", "worker_epoch", "leader_epoch", "running", "finals", "status", "v")
@@ -296,7 +325,7 @@ class Rejected(_message.Message):
     def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("worker_epoch", "role", "state", "num_running", "num_waiting", "prefill_queue_tokens", "kv_used_tokens", "kv_capacity_tokens", "tokens_produced", "prefill_chunks_done", "last_progress_age_ms", "progressing", "num_transfers", "transfer_p50_ms", "num_waiting_decode_memory", "sent_unix_ms")
+    __slots__ = ("worker_epoch", "role", "state", "num_running", "num_waiting", "prefill_queue_tokens", "kv_used_tokens", "kv_capacity_tokens", "tokens_produced", "prefill_chunks_done", "last_progress_age_ms", "progressing", "num_transfers", "transfer_p50_ms", "num_waiting_decode_memory", "sent_unix_ms", "num_prefill_waiting", "num_prefill_bootstrap", "num_prefill_inflight", "num_decode_transfer", "transfers_done", "transfers_failed", "transfer_total_ms", "transfer_exposed_ms", "transfer_exposed_p50_ms", "links", "hit_device_tokens", "hit_host_tokens", "hit_store_tokens", "computed_tokens", "kv_seq", "gpu_utilisation", "gpu_memory_used_bytes", "gpu_memory_total_bytes", "gpu_power_watts", "nic_received_bytes", "nic_sent_bytes")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +342,27 @@ class Status(_message.Message):
     TRANSFER_P50_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_DECODE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_DONE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_EXPOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_EXPOSED_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_SEQ_FIELD_NUMBER: _ClassVar[int]
+    GPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    NIC_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NIC_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     role: Role
     state: WorkerState
@@ -329,7 +379,66 @@ class Status(_message.Message):
     transfer_p50_ms: float
     num_waiting_decode_memory: int
     sent_unix_ms: int
-    def __init__(self, worker_epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., tokens_produced: _Optional[int] = ..., prefill_chunks_done: _Optional[int] = ..., last_progress_age_ms: _Optional[float] = ..., progressing: _Optional[bool] = ..., num_transfers: _Optional[int] = ..., transfer_p50_ms: _Optional[float] = ..., num_waiting_decode_memory: _Optional[int] = ..., sent_unix_ms: _Optional[int] = ...) -> None: ...
+    num_prefill_waiting: int
+    num_prefill_bootstrap: int
+    num_prefill_inflight: int
+    num_decode_transfer: int
+    transfers_done: int
+    transfers_failed: int
+    transfer_total_ms: float
+    transfer_exposed_ms: float
+    transfer_exposed_p50_ms: float
+    links: _containers.RepeatedCompositeFieldContainer[LinkCount]
+    hit_device_tokens: int
+    hit_host_tokens: int
+    hit_store_tokens: int
+    computed_tokens: int
+    kv_seq: int
+    gpu_utilisation: float
+    gpu_memory_used_bytes: int
+    gpu_memory_total_bytes: int
+    gpu_power_watts: float
+    nic_received_bytes: int
+    nic_sent_bytes: int
+    def __init__(self, worker_epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., tokens_produced: _Optional[int] = ..., prefill_chunks_done: _Optional[int] = ..., last_progress_age_ms: _Optional[float] = ..., progressing: _Optional[bool] = ..., num_transfers: _Optional[int] = ..., transfer_p50_ms: _Optional[float] = ..., num_waiting_decode_memory: _Optional[int] = ..., sent_unix_ms: _Optional[int] = ..., num_prefill_waiting: _Optional[int] = ..., num_prefill_bootstrap: _Optional[int] = ..., num_prefill_inflight: _Optional[int] = ..., num_decode_transfer: _Optional[int] = ..., transfers_done: _Optional[int] = ..., transfers_failed: _Optional[int] = ..., transfer_total_ms: _Optional[float] = ..., transfer_exposed_ms: _Optional[float] = ..., transfer_exposed_p50_ms: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkCount, _Mapping]]] = ..., hit_device_tokens: _Optional[int] = ..., hit_host_tokens: _Optional[int] = ..., hit_store_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., kv_seq: _Optional[int] = ..., gpu_utilisation: _Optional[float] = ..., gpu_memory_used_bytes: _Optional[int] = ..., gpu_memory_total_bytes: _Optional[int] = ..., gpu_power_watts: _Optional[float] = ..., nic_received_bytes: _Optional[int] = ..., nic_sent_bytes: _Optional[int] = ...) -> None: ...
+
+class LinkCount(_message.Message):
+    __slots__ = ("link", "done", "failed")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    done: int
+    failed: int
+    def __init__(self, link: _Optional[str] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("seq", "cleared", "tier", "stored", "removed")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    cleared: bool
+    tier: Tier
+    stored: bytes
+    removed: bytes
+    def __init__(self, seq: _Optional[int] = ..., cleared: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+
+class ProbeResult(_message.Message):
+    __slots__ = ("id", "phase", "ok", "ms", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: AttemptId
+    phase: Phase
+    ok: bool
+    ms: float
+    error: str
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., ok: _Optional[bool] = ..., ms: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("id", "counts", "stages")
