@@ -11,6 +11,9 @@ default_temperature = 0.2              # of a request that names none; default: 
 default_top_p = 0.9
 hand_off = "direct"                    # or "store"
 owned_by = "HuggingFaceTB"
+tool_parser = "hermes"                 # SGLang's name for the format of the model's tool calls; default: none
+reasoning_parser = "qwen3"             # likewise for its reasoning
+adapter = ""                           # LoRA: folder under the models folder, served by the workers of `pool`
 
 [models.smollm2.price]                 # currency units per million tokens, as text: money is never a float
 prefill_computed = "0.10"
@@ -75,6 +78,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     default_top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     hand_off: HandOff = HandOff.DIRECT
     owned_by: str = "pdgate"
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    adapter: str = ""
     tiers: Mapping[str, SloTarget] = msgspec.field(
         default_factory=lambda: {"default": SloTarget(ttft_ms=2000, tpot_ms=100)}
     )
@@ -106,6 +112,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         """Return the pool that serves the model with this public name."""
         return self.models[name].pool or name
 
+    def adapters_of(self, pool: str) -> Mapping[str, str]:
+        """Return the LoRA adapters of a pool: folder by public name, which is also the engine's name for it."""
+        return {name: m.adapter for name, m in self.models.items() if m.adapter and self.pool_of(name) == pool}
+
     @property
     def pools(self) -> tuple[str, ...]:
         """Every pool once, in the file's order."""
@@ -132,6 +142,8 @@ def read_catalog(file: FilePath) -> Catalog:
             if name in seen:
                 raise CatalogError(f"{file}: '{name}' names both {seen[name]} and {public}")
             seen[name] = public
+        if model.adapter and not model.pool:
+            raise CatalogError(f"{file}: models.{public}.pool must name the pool that serves its adapter")
         if not model.context_tokens >= 16:
             raise CatalogError(f"{file}: models.{public}.context_tokens must be at least 16")
         for field in ("prefill_computed", "prefill_cached", "decode"):

@@ -6,13 +6,14 @@ versions N and N-1 interoperate; `v` says which one wrote it.
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from contracts.identity import rid_bytes, rid_from_bytes
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, Role, WorkerState
+from contracts.parsing import Grammar, Parsing
 from contracts.rating import Price
 from contracts.slo import SloTarget, Timings
 from contracts.v1 import worker_pb2 as pb
@@ -22,7 +23,10 @@ VERSION = 1
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to sample. `max_tokens` is the effective maximum and always set."""
+    """How to sample. `max_tokens` is the effective maximum and always set.
+
+    `top_logprobs` None = no log probabilities; 0 = those of the sampled tokens only.
+    """
 
     max_tokens: int
     temperature: float | None = None
@@ -36,6 +40,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = {}
+    top_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     batch: bool = False
     cache_salt: str = ""
     adapter: str = ""
+    parsing: Parsing | None = None
     session: str = ""  # affinity key
     traceparent: str = ""
 
@@ -355,6 +364,7 @@ _OPTIONAL_SAMPLING = (
     "frequency_penalty",
     "presence_penalty",
     "repetition_penalty",
+    "top_logprobs",
 )
 
 
@@ -365,10 +375,27 @@ def sampling_to_pb(sampling: Sampling) -> pb.Sampling:
         value = getattr(sampling, name)
         if value is not None:
             setattr(message, name, value)
+    if sampling.logit_bias:
+        message.logit_bias.update(sampling.logit_bias)
+    if sampling.stop_token_ids:
+        message.stop_token_ids.extend(sampling.stop_token_ids)
+    if sampling.grammar is not None:
+        message.grammar.kind, message.grammar.text = sampling.grammar.kind, sampling.grammar.text
     return message
 
 
 def sampling_from_pb(message: pb.Sampling) -> Sampling:
-    """Return the sampling parameters in a message."""
+    """Return the sampling parameters in a message. Raises msgspec.ValidationError for an unknown kind of grammar."""
     given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
-    return Sampling(max_tokens=message.max_tokens, stop=tuple(message.stop), ignore_eos=message.ignore_eos, **given)
+    grammar = None
+    if message.HasField("grammar"):
+        grammar = msgspec.convert({"kind": message.grammar.kind, "text": message.grammar.text}, Grammar)
+    return Sampling(
+        max_tokens=message.max_tokens,
+        stop=tuple(message.stop),
+        ignore_eos=message.ignore_eos,
+        logit_bias=dict(message.logit_bias),
+        stop_token_ids=tuple(message.stop_token_ids),
+        grammar=grammar,
+        **given,
+    )

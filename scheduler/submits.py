@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from contracts.lifecycle import HandOff, Phase
+from contracts.parsing import parsing_to_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_TO_PB, sampling_to_pb
 from scheduler.book import Part, Request
@@ -16,6 +17,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
     """
     submit = request.submit
     sampling = sampling_to_pb(submit.sampling)
+    parsing = parsing_to_pb(submit.parsing) if submit.parsing is not None else None
     prefill = next((part.worker for part in request.side(Phase.PREFILL)), None)
     for part in (*request.streaming_parts, *request.side(Phase.PREFILL)):
         message = pb.Submit(
@@ -30,6 +32,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             cache_salt=submit.cache_salt,
             adapter=submit.adapter,
             traceparent=submit.traceparent,
+            parsing=parsing,
         )
         if prefill is not None:
             _rendezvous(message, prefill, request.rooms[part.sample])

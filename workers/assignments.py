@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.parsing import Detail
 from contracts.usage import AttemptRecord
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import (
@@ -85,11 +86,11 @@ class Assignment:
         self.muted = False  # the gateway will never hear of this request again
         self._owner = owner
 
-    def chunk(self, text: str, token_ids: Sequence[int]) -> None:
+    def chunk(self, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
         """Pass one chunk to the gateway."""
         self.num_tokens += len(token_ids)
         if not self.muted:
-            self.outbox.chunk(self.handle, text, token_ids)
+            self.outbox.chunk(self.handle, text, token_ids, detail)
 
     def prefilled(self, counts: Counts, stages: Stages) -> None:
         """Tell the schedulers that the prompt is computed."""

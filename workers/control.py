@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import structlog
 
 from contracts.identity import rid_from_bytes
 from contracts.lifecycle import HandOff, WorkerState
+from contracts.parsing import parsing_from_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import (
     PHASE_FROM_PB,
@@ -284,18 +286,24 @@ def _job_of(submit: pb.Submit) -> Job:
         hand_off = HandOff(submit.hand_off) if submit.hand_off else None
     except ValueError:
         raise Refusal("bad_request", f"unknown hand-off {submit.hand_off!r}") from None
+    try:
+        sampling = sampling_from_pb(submit.sampling)
+        parsing = parsing_from_pb(submit.parsing) if submit.HasField("parsing") else None
+    except msgspec.ValidationError as error:
+        raise Refusal("bad_request", str(error)) from None
     return Job(
         attempt=attempt_from_pb(submit.id),
         phase=phase,
         gateway_id=submit.gateway_id,
         deadline_unix_ms=submit.deadline_unix_ms,
         prompt=submit.prompt,
-        sampling=sampling_from_pb(submit.sampling),
+        sampling=sampling,
         hand_off=hand_off,
         bootstrap_host=submit.bootstrap_host,
         bootstrap_port=submit.bootstrap_port,
         bootstrap_room=submit.bootstrap_room,
         cache_salt=submit.cache_salt,
         adapter=submit.adapter,
+        parsing=parsing,
         delivered=submit.delivered,
     )

@@ -25,6 +25,7 @@ import msgspec
 
 from contracts.identity import engine_id
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
+from contracts.parsing import Detail, Parsing
 from contracts.wire import Attempt, Counts, Sampling, Stages
 
 RefusalCode = Literal[
@@ -56,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap_room: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    parsing: Parsing | None = None  # None = the answer is plain text
     delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
 
     @property
@@ -82,8 +84,11 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 class Outlet(Protocol):
     """Where an engine puts what one job yields."""
 
-    def chunk(self, text: str, token_ids: Sequence[int]) -> None:
-        """Take a text delta and the ids of the tokens sampled since the last chunk; text may be empty."""
+    def chunk(self, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
+        """Take a text delta, the ids of the tokens sampled since the last chunk, and what is more than text.
+
+        Text may be empty.
+        """
 
     def prefilled(self, counts: Counts, stages: Stages) -> None:
         """Take the counts of a computed prompt, PREFILL only, before its KV cache is handed over."""

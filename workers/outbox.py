@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.lifecycle import Phase
+from contracts.parsing import Detail, detail_to_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_TO_PB, VERSION, Attempt, attempt_to_pb, pack_ids
 
@@ -81,8 +82,10 @@ class Outbox:
         """Announce a handle with the next batch; alone it is no reason to send one."""
         self._opened.append(pb.Opened(handle=handle, id=attempt_to_pb(key.attempt), phase=PHASE_TO_PB[key.phase]))
 
-    def chunk(self, handle: int, text: str, token_ids: Sequence[int]) -> None:
+    def chunk(self, handle: int, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
         """Append one chunk. The hot path: once per token."""
+        if detail is not None:
+            self._details.append(detail_to_pb(len(self._handles), detail))
         self._handles.append(handle)
         self._texts.append(text)
         self._lengths.append(len(token_ids))
@@ -184,6 +187,7 @@ class Outbox:
             finished=self._finished,
             v=VERSION,
             lost=self._lost,
+            details=self._details,
         )
         self._ring.append(_Sealed(batch, len(self._handles) + len(self._finished), tuple(self._ends)))
         self._next_seq += 1
@@ -199,6 +203,7 @@ class Outbox:
         self._lengths: list[int] = []
         self._ids = array("I")
         self._finished: list[pb.Finished] = []
+        self._details: list[pb.Detail] = []
         self._ends: list[Key] = []
         self._dirty = False
 

@@ -87,7 +87,14 @@ class AttemptId(_message.Message):
     def __init__(self, rid: _Optional[bytes] = ..., attempt: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos", "frequency_penalty", "presence_penalty", "repetition_penalty")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "min_tokens", "ignore_eos", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "top_logprobs", "stop_token_ids", "grammar")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +107,10 @@ class Sampling(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -112,7 +123,37 @@ class Sampling(_message.Message):
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
+    logit_bias: _containers.ScalarMap[int, float]
+    top_logprobs: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Parsing(_message.Message):
+    __slots__ = ("tool_parser", "reasoning_parser", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "reasoning_open")
+    TOOL_PARSER_FIELD_NUMBER: _ClassVar[int]
+    REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_OPEN_FIELD_NUMBER: _ClassVar[int]
+    tool_parser: str
+    reasoning_parser: str
+    tools: str
+    tool_choice: str
+    tool_name: str
+    parallel_tool_calls: bool
+    reasoning_open: bool
+    def __init__(self, tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_open: _Optional[bool] = ...) -> None: ...
 
 class Counts(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
@@ -171,7 +212,7 @@ class Hello(_message.Message):
     def __init__(self, scheduler_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., v: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off")
+    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off", "parsing")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +229,7 @@ class Submit(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HAND_OFF_FIELD_NUMBER: _ClassVar[int]
+    PARSING_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     leader_epoch: int
     worker_epoch: int
@@ -204,7 +246,8 @@ class Submit(_message.Message):
     delivered: bytes
     traceparent: str
     hand_off: str
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ...) -> None: ...
+    parsing: Parsing
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("id", "all_samples", "reason")
@@ -523,7 +566,7 @@ class Ack(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class StepBatch(_message.Message):
-    __slots__ = ("seq", "worker_epoch", "opened", "handle", "text", "num_tokens", "token_ids", "finished", "v", "lost")
+    __slots__ = ("seq", "worker_epoch", "opened", "handle", "text", "num_tokens", "token_ids", "finished", "v", "lost", "details")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +577,7 @@ class StepBatch(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     worker_epoch: int
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
@@ -544,7 +588,44 @@ class StepBatch(_message.Message):
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     v: int
     lost: bool
-    def __init__(self, seq: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., handle: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., v: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
+    details: _containers.RepeatedCompositeFieldContainer[Detail]
+    def __init__(self, seq: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., handle: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., v: _Optional[int] = ..., lost: _Optional[bool] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
+
+class Detail(_message.Message):
+    __slots__ = ("entry", "reasoning", "tool_calls", "logprobs")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    entry: int
+    reasoning: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCallDelta]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, entry: _Optional[int] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("id", "logprob", "token", "top")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    logprob: float
+    token: bytes
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., token: _Optional[bytes] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("handle", "id", "phase")

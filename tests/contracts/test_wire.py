@@ -6,6 +6,17 @@ from hypothesis import strategies as st
 from contracts import wire
 from contracts.identity import new_rid
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, Role, WorkerState
+from contracts.parsing import (
+    Detail,
+    Grammar,
+    Parsing,
+    TokenLogprob,
+    ToolCallDelta,
+    detail_from_pb,
+    detail_to_pb,
+    parsing_from_pb,
+    parsing_to_pb,
+)
 from contracts.rating import Price
 from contracts.slo import SloTarget
 
@@ -103,3 +114,40 @@ def test_every_enum_member_has_a_protobuf_value_of_its_own():
         assert set(table) == set(members)
         assert len(set(table.values())) == len(table)
         assert 0 not in table.values()
+
+
+GRAMMAR = Grammar("json_schema", '{"type":"object"}')
+PARSING = Parsing(tool_parser="hermes", tools='[{"type":"function"}]', tool_name="f", parallel_tool_calls=False)
+
+
+def test_sampling_with_every_feature_survives_protobuf():
+    sampling = wire.Sampling(
+        max_tokens=5, logit_bias={0: -100.0, 7: 1.5}, top_logprobs=0, stop_token_ids=(2,), grammar=GRAMMAR
+    )
+    assert wire.sampling_from_pb(wire.sampling_to_pb(sampling)) == sampling
+    assert wire.sampling_from_pb(wire.sampling_to_pb(wire.Sampling(max_tokens=5))).top_logprobs is None
+
+
+def test_an_unknown_kind_of_grammar_is_refused():
+    message = wire.sampling_to_pb(wire.Sampling(max_tokens=5, grammar=GRAMMAR))
+    message.grammar.kind = "haiku"
+    with pytest.raises(msgspec.ValidationError):
+        wire.sampling_from_pb(message)
+
+
+@pytest.mark.parametrize("parsing", [PARSING, Parsing(reasoning_parser="qwen3", reasoning_open=True)])
+def test_parsing_survives_protobuf_and_msgpack(parsing):
+    assert parsing_from_pb(parsing_to_pb(parsing)) == parsing
+    assert msgspec.msgpack.decode(wire.encode(parsing), type=Parsing) == parsing
+
+
+def test_details_survive_protobuf():
+    top = (TokenLogprob(id=5, logprob=-0.5, token=b"\xc3"), TokenLogprob(id=6, logprob=-1.0, token=b"b"))
+    detail = Detail(
+        reasoning="hm",
+        tool_calls=(ToolCallDelta(index=0, id="call_1", name="f"), ToolCallDelta(index=0, arguments='{"a"')),
+        logprobs=(TokenLogprob(id=5, logprob=-0.5, token=b"\xc3", top=top),),
+    )
+    message = detail_to_pb(3, detail)
+    assert message.entry == 3
+    assert detail_from_pb(message) == detail
