@@ -66,7 +66,7 @@ async def serve(settings: Settings) -> None:
         stopped.cancel()
         if serving.done():
             raise SystemExit(f"gateway: the server ended by itself: {serving.exception()}")
-        gateway.chat.stopping = True
+        gateway.starter.stopping = True
         server.stop()  # type: ignore[no-untyped-call]
         if not await _ended(serving, settings.shutdown_grace_s):
             gateway.stop_streams()

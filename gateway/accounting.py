@@ -68,6 +68,7 @@ def usage_event(
         hand_off=hand_off,
         attempts=max(1, attempt),
         stream=terms.stream,
+        batch=terms.batch,
         prefill_worker=_worker(prefills, placed.prefill.worker_id if placed and placed.prefill else ""),
         decode_worker=_worker(streams, placed.decode.worker_id if placed else ""),
         timings=timings,

@@ -19,7 +19,6 @@ from contracts.settlement import (
     encode_owner,
 )
 from contracts.wire import Owner
-from gateway.auth import Authenticator
 from gateway.limits import MIN_USEFUL_TOKENS, Need, Scope, affordable_tokens, claim, headers, refusal
 from gateway.tenants import ApiKey
 
@@ -64,16 +63,14 @@ class Admission:
     def __init__(
         self,
         scripts: SettlementScripts,
-        auth: Authenticator,
         *,
         caught_up: Callable[[str, float], Awaitable[bool]],
     ) -> None:
         """`caught_up(org, timeout_s)` waits for settlements under way; false if there were none or not in time."""
         self._scripts = scripts
-        self._auth = auth
         self._caught_up = caught_up
 
-    async def admit(self, asked: Asked, key: ApiKey, authorization: str | None) -> Admitted:
+    async def admit(self, asked: Asked, key: ApiKey, reload_key: Callable[[], Awaitable[ApiKey]]) -> Admitted:
         """Reserve everything or nothing.
 
         The effective maximum is what the client asked for or the model's default, within the context. If
@@ -111,7 +108,7 @@ class Admission:
             try:
                 answer = await self._scripts.reserve(key.organisation_id, reservation)
                 if isinstance(answer, KeyStateDiffers) and not reloaded:
-                    key = await self._auth.reload(authorization)
+                    key = await reload_key()
                     reloaded = True
                     continue
             except RedisError as error:

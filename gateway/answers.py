@@ -7,15 +7,17 @@ then lets the output end; nothing is cancelled, so nothing has to be cleaned up 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-import msgspec
 from litestar.enums import ScopeType
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.chat import Started
-from gateway.outputs import EventStream, WholeAnswer
+from contracts.errors import ServingError
+from contracts.usage import UsageEvent
+from gateway.schemas.answers import money_text
+from gateway.starter import Started
+from gateway.writer import EventWriter
 from observability.metrics import Instruments
 
 HEAD_WAIT_S: Final = 10.0
@@ -39,6 +41,21 @@ def keep_server_send(app: ASGIApp) -> ASGIApp:
     return with_server_send
 
 
+class Whole(Protocol):
+    """An answer that leaves as one body."""
+
+    refusal: ServingError | None
+    event: UsageEvent | None
+
+    async def ended(self) -> None:
+        """Wait for the end: then `refusal` or `event` is set, or neither when the client left."""
+        ...
+
+    def body(self, event: UsageEvent) -> bytes:
+        """Return the body of a successful answer."""
+        ...
+
+
 class Answers:
     """Makes the answers, owns the tasks that wait for clients to leave, and counts what was answered."""
 
@@ -59,66 +76,64 @@ class Answers:
 
     def answered(self, started: Started, status: int) -> None:
         """Count an answer whose status is sent."""
-        labels = {"route": "/v1/chat/completions", "status": str(status), "model": started.generation.terms.owner.model}
+        labels = {"route": started.route, "status": str(status), "model": started.generations[0].terms.owner.model}
         self._instruments.requests.add(1, labels)
 
-    async def whole(self, started: Started, output: WholeAnswer, receive: Receive) -> ASGIResponse:
+    async def whole(self, started: Started, output: Whole, receive: Receive) -> ASGIResponse:
         """Wait for the whole answer and return it. Raises what broke it off."""
-        generation = started.generation
-        watcher = self.watch(receive, generation.client_left)
+        watcher = self.watch(receive, started.client_left)
         try:
             await output.ended()
         finally:
             watcher.cancel()
-            generation.client_left()
+            started.client_left()
         if output.refusal is not None:
             raise output.refusal
         if output.event is None:
             self.answered(started, CLIENT_CLOSED_REQUEST)
             return ASGIResponse(body=b"", status_code=CLIENT_CLOSED_REQUEST, media_type="text/plain")
         self.answered(started, 200)
-        body = output.body(output.event)
         headers = {
             **started.headers,
             "x-pdgate-path": str(output.event.path or ""),
             "x-pdgate-cached-tokens": str(output.event.tokens.prefill_cached),
             "x-pdgate-attempts": str(output.event.attempts),
-            "x-pdgate-cost": body.pdgate.cost,
+            "x-pdgate-cost": money_text(output.event.cost),
             "openai-processing-ms": _processing_ms(started),
         }
-        return ASGIResponse(body=msgspec.json.encode(body), media_type="application/json", headers=headers)
+        return ASGIResponse(body=output.body(output.event), media_type="application/json", headers=headers)
 
 
 class StreamAnswer(ASGIResponse):
     """Sends frames as they come. Litestar's own `Stream` cancels its iterator; here the source ends it."""
 
-    __slots__ = ("_answers", "_output", "_started")
+    __slots__ = ("_answers", "_started", "_writer")
 
     _should_set_content_length = False
 
-    def __init__(self, started: Started, output: EventStream, answers: Answers) -> None:
+    def __init__(self, started: Started, writer: EventWriter, answers: Answers) -> None:
         headers = {**started.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers=headers, media_type="text/event-stream", status_code=200)
         self._started = started
-        self._output = output
+        self._writer = writer
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the head, then send frames until the output ends."""
-        generation, output = self._started.generation, self._output
-        watcher = self._answers.watch(receive, generation.client_left)
+        started, writer = self._started, self._writer
+        watcher = self._answers.watch(receive, started.client_left)
         try:
-            await output.head(HEAD_WAIT_S)
-            if output.refusal is not None:
-                raise output.refusal
-            self.headers.add("openai-processing-ms", _processing_ms(self._started))
+            await writer.head(HEAD_WAIT_S)
+            if writer.refusal is not None:
+                raise writer.refusal
+            self.headers.add("openai-processing-ms", _processing_ms(started))
             await self.start_response(send)
-            self._answers.answered(self._started, 200)
-            if await output.pump(scope["state"].get(SERVER_SEND, send)):
+            self._answers.answered(started, 200)
+            if await writer.pump(scope["state"].get(SERVER_SEND, send)):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()
-            generation.client_left()  # changes nothing after a proper end
+            started.client_left()  # changes nothing after a proper end
 
 
 async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> None:
@@ -128,4 +143,4 @@ async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> No
 
 
 def _processing_ms(started: Started) -> str:
-    return str(int((time.monotonic() - started.generation.terms.arrived_s) * 1000))
+    return str(int((time.monotonic() - started.generations[0].terms.arrived_s) * 1000))

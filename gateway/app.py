@@ -43,6 +43,7 @@ from gateway.routes.models import model_routes
 from gateway.routes.requests import request_routes
 from gateway.settings import Settings
 from gateway.settlement import Settlement
+from gateway.starter import Starter
 from gateway.table import LiveTable
 from gateway.tenants import Tenants
 from gateway.terms import Closed
@@ -104,20 +105,19 @@ class Gateway:
             Records(telemetry.instruments),
             max_waiting=settings.settlements_in_memory,
         )
-        self.chat = Chat(
+        self.starter = Starter(
             settings,
             gateway_id=gateway_id,
-            catalog=catalog,
             auth=self.auth,
             models=self.models,
             prices=self.prices,
-            workshop=self.workshop,
-            admission=Admission(SettlementScripts(self._requests), self.auth, caught_up=self.settlement.caught_up),
+            admission=Admission(SettlementScripts(self._requests), caught_up=self.settlement.caught_up),
             fleet=self.fleet,
             inbox=self.inbox,
             table=self.table,
             effects=Outward(self.fleet, self.inbox, self.settlement),
         )
+        self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
@@ -131,7 +131,7 @@ class Gateway:
 
     def stop_streams(self) -> None:
         """Take no more requests and break off those that run."""
-        self.chat.stopping = True
+        self.starter.stopping = True
         for generation in self.table:
             generation.gateway_stops()
 
@@ -226,7 +226,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     edge = Edge(telemetry.instruments)
     app = Litestar(
         route_handlers=[
-            *chat_routes(gateway.chat, gateway.answers),
+            *chat_routes(gateway.starter, gateway.chat, gateway.answers),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),

@@ -12,7 +12,7 @@ Redis, since revoking publishes there.
 import asyncio
 import datetime as dt
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -118,6 +118,14 @@ class Authenticator:
         while len(self._cache) > self._max_entries:
             self._cache.popitem(last=False)
         return key
+
+
+def credential(headers: Mapping[str, str]) -> str | None:
+    """Return the `Authorization` header of a request, or what it means when the key is in `x-api-key`."""
+    authorization = headers.get("authorization")
+    if authorization is None and "x-api-key" in headers:
+        return f"Bearer {headers['x-api-key']}"
+    return authorization
 
 
 def bearer(authorization: str | None) -> str:

@@ -1,20 +1,14 @@
-"""Where an answer goes: an event stream, or one JSON body.
-
-The generation writes without awaiting. What it wrote is sent in the same call (gateway.pump), chunks of one
-batch as one send; the task of the response sleeps until the end or until the server is behind.
-"""
+"""Where an answer goes: an event stream, or one JSON body. The generation writes without awaiting."""
 
 import asyncio
-import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
-import structlog
+import msgspec
 
 from contracts.errors import ServingError, openai_body
 from contracts.lifecycle import FinishReason
 from contracts.usage import UsageEvent
-from gateway.pump import Send, Suspended, begin
 from gateway.schemas.answers import (
     AssistantMessage,
     ChatCompletion,
@@ -24,12 +18,8 @@ from gateway.schemas.answers import (
     served_of,
     usage_of,
 )
-from gateway.sse import DONE, PING, ChunkTemplate, encode_text, error_event
-
-log = structlog.get_logger()
-
-PING_S: Final = 10.0
-SEND_S: Final = 60.0  # a client that takes nothing for so long is gone
+from gateway.sse import DONE, ChunkTemplate, encode_text, error_event
+from gateway.writer import EventWriter
 
 
 class Output(Protocol):
@@ -74,47 +64,34 @@ class Output(Protocol):
 
 
 class EventStream:
-    """An answer as server-sent events.
-
-    The response waits for `head`, then lends its `send` to `pump` until everything is sent. In between,
-    whoever writes also sends: the link once per batch (`flush`), the rest at once.
-    """
+    """A chat completion as server-sent events, framed for a writer."""
 
     def __init__(
         self,
+        writer: EventWriter,
         template: ChunkTemplate,
         *,
         num_samples: int,
         with_usage: bool,
         currency: str,
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.first_sent_s: float | None = None
-        self.refusal: ServingError | None = None  # set only while the head is held
-        self._loop = loop
+        self.writer = writer
+        self._pending = writer.pending
         self._template = template
         self._prefix = list(template.first_prefix)  # per sample; the role goes with the first chunk
         self._suffix = template.text_suffix
         self._spoken = [False] * num_samples
-        self._any_spoken = False
         self._with_usage = with_usage
         self._currency = currency
-        self._pending: list[bytes] = []
-        self._closed = False
-        self._head_free = False
-        self._head_sent = False
-        self._last_sent_s = time.monotonic()
-        self._send: Send | None = None
-        self._suspended: Suspended | None = None
-        self._left = False
-        self._waiter: asyncio.Future[None] | None = None
 
-    # -- the generation writes ------------------------------------------------------------------------
+    @property
+    def first_sent_s(self) -> float | None:
+        """When the first token left for the client, on the loop's clock."""
+        return self.writer.first_sent_s
 
     def placed(self) -> None:
         """Release the head of the response."""
-        self._head_free = True
-        self._wake()
+        self.writer.release_head()
 
     def piece(self, sample: int, text: str) -> None:
         """Append one chunk; `flush` sends it. The hot path: once per token."""
@@ -127,28 +104,11 @@ class EventStream:
             return
         self._pending += (self._prefix[sample], encode_text(text), self._suffix)
         self._prefix[sample] = self._template.text_prefix[sample]
-        self._spoken[sample] = self._any_spoken = True
+        self._spoken[sample] = self.writer.spoken = True
 
     def flush(self) -> None:
-        """Send what is pending, if the head is sent and the server is not behind. Once per batch and stream."""
-        pending = self._pending
-        if not pending:
-            return
-        send = self._send
-        if send is None or self._suspended is not None or self._left:
-            self._wake()  # the head may go now; or the response's task sends when the server has room
-            return
-        frame = b"".join(pending)
-        pending.clear()
-        self._last_sent_s = now_s = time.monotonic()
-        if self.first_sent_s is None and self._any_spoken:
-            self.first_sent_s = now_s
-        try:
-            self._suspended = begin(send({"type": "http.response.body", "body": frame, "more_body": True}))
-        except Exception as error:  # noqa: BLE001 - servers say so when the client is gone; others must not suffer
-            self._send_failed(error)
-        if self._suspended is not None:
-            self._wake()
+        """Send what is pending."""
+        self.writer.flush()
 
     def sample_finished(self, sample: int, reason: FinishReason) -> None:
         """Append the chunk with the finish reason; `flush` sends it."""
@@ -161,85 +121,19 @@ class EventStream:
         if self._with_usage:
             self._pending.append(self._template.usage(usage_of(event), served_of(event, self._currency)))
         self._pending.append(DONE)
-        self._close()
+        self.writer.close()
 
     def failed(self, error: ServingError) -> None:
         """Send the error, or give it to whoever holds the head."""
-        if self._head_sent:
-            self._pending.append(error_event(openai_body(error)))
-        else:
-            self.refusal = error
-            self._pending.clear()
-        self._close()
+        self.writer.fail(error, error_event(openai_body(error)))
 
     def abandoned(self) -> None:
         """Stop: nobody reads any more."""
-        self._left = True
-        self._pending.clear()
-        self._close()
+        self.writer.leave()
 
     def tick(self, now_s: float) -> None:
-        """Send a comment after PING_S of silence, once the head is sent."""
-        if self._head_sent and not self._closed and now_s - self._last_sent_s >= PING_S:
-            self._pending.append(PING)
-            self.flush()
-
-    # -- the response reads -------------------------------------------------------------------------------
-
-    async def head(self, timeout_s: float) -> None:
-        """Wait until the head may be sent: placed, refused, a first token, or `timeout_s`. See `refusal`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (self._head_free or self._pending or self._closed):
-                    await self._wait()
-        except TimeoutError:
-            pass
-        if self.refusal is None:
-            self._head_sent = True
-
-    async def pump(self, send: Send) -> bool:
-        """Let everything that is written be sent by `send`, and return when the last of it is.
-
-        False: the client left, so there is nobody to end the response for.
-        """
-        self._send = send
-        self.flush()
-        while not self._left:
-            if self._suspended is not None:
-                await self._finish_send(self._suspended)
-                self._suspended = None
-                self.flush()
-            elif self._closed and not self._pending:
-                return True
-            else:
-                await self._wait()
-        return False
-
-    async def _finish_send(self, suspended: Suspended) -> None:
-        try:
-            async with asyncio.timeout(SEND_S):
-                await suspended
-        except Exception as error:  # noqa: BLE001 - as in flush
-            self._send_failed(error)
-
-    def _send_failed(self, error: Exception) -> None:
-        log.info("send_failed", error=repr(error))
-        self._left = True
-        self._wake()
-
-    async def _wait(self) -> None:
-        self._waiter = waiter = self._loop.create_future()
-        await waiter
-
-    def _close(self) -> None:
-        self._closed = True
-        self.flush()
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        """Send a comment after a long silence."""
+        self.writer.tick(now_s)
 
 
 class WholeAnswer:
@@ -297,7 +191,7 @@ class WholeAnswer:
         """Wait for the end. The generation's deadline bounds the wait."""
         await self._ended.wait()
 
-    def body(self, event: UsageEvent) -> ChatCompletion:
+    def body(self, event: UsageEvent) -> bytes:
         """Return the body of a successful answer."""
         usage: Usage = usage_of(event)
         served: Served = served_of(event, self._currency)
@@ -305,7 +199,7 @@ class WholeAnswer:
             Choice(index=i, message=AssistantMessage(content="".join(texts)), finish_reason=reason)
             for i, (texts, reason) in enumerate(zip(self._texts, self._reasons, strict=True))
         ]
-        return ChatCompletion(
+        body = ChatCompletion(
             id=self._chunk_id,
             created=self._created_s,
             model=self._model,
@@ -313,3 +207,4 @@ class WholeAnswer:
             usage=usage,
             pdgate=served,
         )
+        return msgspec.json.encode(body)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 SIMULATED: Final = "simulated"
 """`system_fingerprint` of text that a latency model made."""

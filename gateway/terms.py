@@ -14,6 +14,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     num_samples: int
     stream: bool
+    batch: bool = False
     prompt_tokens: int  # as the gateway counted them
     deadline_unix_ms: int
     arrived_unix_ms: int

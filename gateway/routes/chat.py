@@ -10,9 +10,10 @@ from gateway.answers import Answers, StreamAnswer
 from gateway.chat import Chat
 from gateway.openapi import chat_operation
 from gateway.outputs import EventStream
+from gateway.starter import Starter
 
 
-def chat_routes(chat: Chat, answers: Answers) -> list[HTTPRouteHandler]:
+def chat_routes(starter: Starter, chat: Chat, answers: Answers) -> list[HTTPRouteHandler]:
     """Return the handlers of chat completions."""
 
     @post(
@@ -25,9 +26,9 @@ def chat_routes(chat: Chat, answers: Answers) -> list[HTTPRouteHandler]:
     )
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIResponse:
         """Answer a conversation, as one JSON body or as server-sent events."""
-        started = await chat.start(request)
-        if isinstance(started.output, EventStream):
-            return StreamAnswer(started, started.output, answers)
-        return await answers.whole(started, started.output, request.receive)
+        asked = await chat.start(await starter.arrive(request))
+        if isinstance(asked.output, EventStream):
+            return StreamAnswer(asked.started, asked.output.writer, answers)
+        return await answers.whole(asked.started, asked.output, request.receive)
 
     return [create_chat_completion]

@@ -7,7 +7,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from contracts.errors import ModelNotFound
-from gateway.auth import Authenticator
+from gateway.auth import Authenticator, credential
 from gateway.models import Models
 from gateway.prices import Prices
 from gateway.schemas.answers import ModelList, ModelPrice, ModelView, TierView, money_text
@@ -44,13 +44,13 @@ def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HT
     @get("/v1/models", summary="List the models", tags=["models"])
     async def list_models(request: Request[Any, Any, Any]) -> ModelList:
         """Return every model with its context length, prices and SLO targets."""
-        await auth.confirm(request.headers.get("authorization"))
+        await auth.confirm(credential(request.headers))
         return ModelList(data=[view(public) for public in models.catalog.models])
 
     @get("/v1/models/{model_id:path}", summary="Get a model", tags=["models"])
     async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> ModelView:
         """Return one model, by its name or an alias."""
-        await auth.confirm(request.headers.get("authorization"))
+        await auth.confirm(credential(request.headers))
         name = model_id.lstrip("/")
         found = models.catalog.find(name)
         if found is None:

@@ -6,7 +6,7 @@ from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-from gateway.auth import Authenticator
+from gateway.auth import Authenticator, credential
 from gateway.lookup import Lookup
 from gateway.schemas.answers import RequestView
 
@@ -17,7 +17,7 @@ def request_routes(auth: Authenticator, lookup: Lookup) -> list[HTTPRouteHandler
     @get("/v1/requests/{request_id:str}", summary="Get a request", tags=["requests"])
     async def get_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> RequestView:
         """Return how one of your requests went: meters, cost, path and timings."""
-        key = await auth.confirm(request.headers.get("authorization"))
+        key = await auth.confirm(credential(request.headers))
         return await lookup.find(key.organisation_id, request_id)
 
     return [get_request]

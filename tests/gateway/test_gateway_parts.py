@@ -18,15 +18,16 @@ from contracts.units import NanoPerMillion
 from contracts.wire import Refused
 from gateway.auth import ASK_AGAIN_S, FRESH_S, STALE_S, Authenticator
 from gateway.limits import Limits, Need, Scope, affordable_tokens, claim, duration, headers
-from gateway.outputs import PING_S, EventStream
+from gateway.outputs import EventStream
 from gateway.prompt import TokenizerUnusable, load_prompt
 from gateway.pump import begin
 from gateway.refusals import error_of_refusal
 from gateway.schemas.answers import money_text
 from gateway.schemas.chat import Message
 from gateway.single_flight import SingleFlight
-from gateway.sse import DONE, PING, ChunkTemplate
+from gateway.sse import DONE, ChunkTemplate
 from gateway.tenants import ApiKey, hash_key, new_key
+from gateway.writer import PING, PING_S, EventWriter
 
 PRICE = Price(
     version=1,
@@ -157,7 +158,7 @@ def test_a_template_may_refuse_and_may_not_reach_out(models_dir: Path, tmp_path:
 def event_stream(*, with_usage: bool = False) -> EventStream:
     template = ChunkTemplate(chunk_id="c", created_s=1, model="m", num_samples=1, with_usage=with_usage)
     loop = asyncio.get_running_loop()
-    return EventStream(template, num_samples=1, with_usage=with_usage, currency="EUR", loop=loop)
+    return EventStream(EventWriter(loop), template, num_samples=1, with_usage=with_usage, currency="EUR")
 
 
 class Sent(list[bytes]):
@@ -177,8 +178,8 @@ async def test_chunks_of_one_batch_are_one_send():
     stream, sent = event_stream(), Sent()
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.head(1)
-        pumping = tasks.create_task(stream.pump(sent))
+        await stream.writer.head(1)
+        pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         stream.piece(0, "a")
         stream.piece(0, "b")
@@ -194,8 +195,8 @@ async def test_a_server_that_is_behind_gets_the_rest_in_order_when_it_has_room()
     sent.gate.clear()
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.head(1)
-        pumping = tasks.create_task(stream.pump(sent))
+        await stream.writer.head(1)
+        pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         for text in ("a", "b", "c"):
             stream.piece(0, text)
@@ -214,12 +215,12 @@ async def test_a_server_that_is_behind_gets_the_rest_in_order_when_it_has_room()
 
 async def test_silence_is_filled_with_comments_once_the_head_is_sent():
     stream, sent = event_stream(), Sent()
-    later_s = stream._last_sent_s + PING_S
+    later_s = stream.writer._last_sent_s + PING_S
     stream.tick(later_s)  # the head is held: nothing may be sent
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.head(1)
-        pumping = tasks.create_task(stream.pump(sent))
+        await stream.writer.head(1)
+        pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         stream.tick(later_s - 1)
         assert sent == []
@@ -237,19 +238,19 @@ async def test_a_client_whose_connection_fails_ends_the_pump():
         raise RuntimeError("closed")
 
     stream.placed()
-    await stream.head(1)
+    await stream.writer.head(1)
     stream.piece(0, "a")
-    assert await stream.pump(send) is False
+    assert await stream.writer.pump(send) is False
 
 
 async def test_the_head_waits_until_its_time_is_up_and_no_longer():
     stream = event_stream()
-    await stream.head(0.01)
-    assert stream.refusal is None
+    await stream.writer.head(0.01)
+    assert stream.writer.refusal is None
     refused = event_stream()
     refused.failed(NoCapacity("no"))
-    await refused.head(10)
-    assert isinstance(refused.refusal, NoCapacity)
+    await refused.writer.head(10)
+    assert isinstance(refused.writer.refusal, NoCapacity)
 
 
 async def test_begin_runs_to_the_first_wait_and_the_rest_can_be_awaited():

@@ -1,0 +1,305 @@
+"""From an HTTP request, or a line of a batch, to entries in a pool's inbox. The same path for every endpoint.
+
+1. `arrive`: the request id, the key, the body.
+2. The endpoint checks the body and makes token ids: a `Work`.
+3. `start`: everything that can refuse comes before the reservation, and the reservation before the inbox,
+   so a refused request leaves nothing behind.
+
+A work with several prompts becomes as many requests, each with its own id, meters and reservation; the
+first one has the id of the arrival. They start together or not at all.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from litestar import Request
+from redis.exceptions import RedisError
+
+from contracts.errors import NoCapacity
+from contracts.identity import new_rid
+from contracts.rating import Price, Tokens
+from contracts.slo import SloTarget
+from contracts.units import Nano
+from contracts.usage import Outcome, UsageEvent
+from contracts.wire import Owner, Sampling, Submit, pack_ids
+from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
+from gateway.auth import Authenticator, credential
+from gateway.bodies import read_body
+from gateway.fleet import Fleet
+from gateway.generation import Effects, Generation
+from gateway.inbox import Inbox
+from gateway.models import Models, Servable
+from gateway.outputs import Output
+from gateway.prices import Prices
+from gateway.settings import Settings
+from gateway.table import LiveTable
+from gateway.tenants import ApiKey
+from gateway.terms import Closed, Terms
+
+Http = Request[Any, Any, Any]
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose sender is known and whose body is read."""
+
+    rid: str
+    key: ApiKey
+    reload_key: Callable[[], Awaitable[ApiKey]]
+    body: bytes
+    arrived_unix_ms: int
+    arrived_s: float  # monotonic
+    route: str  # for metrics
+    traceparent: str = ""
+    batch: bool = False
+
+    @property
+    def created_s(self) -> int:
+        """Return the Unix time that answers carry."""
+        return self.arrived_unix_ms // 1000
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What an endpoint wants generated. `sampling` gets the effective maximum of tokens."""
+
+    model: Servable
+    prompts: Sequence[Sequence[int]]  # token ids
+    sampling: Callable[[int], Sampling]
+    asked_tokens: int | None = None  # most tokens per sample; None: the client did not say
+    num_samples: int = 1
+    stream: bool = False
+    tier: str | None = None
+    session: str = ""  # affinity key
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that are in the inbox, and the headers their answer carries."""
+
+    generations: Sequence[Generation]
+    headers: dict[str, str]
+    route: str
+
+    def client_left(self) -> None:
+        """Stop all work: nobody waits for the answer. Changes nothing after a proper end."""
+        for generation in self.generations:
+            generation.client_left()
+
+
+class Starter:
+    """Starts what endpoints ask for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        gateway_id: str,
+        auth: Authenticator,
+        models: Models,
+        prices: Prices,
+        admission: Admission,
+        fleet: Fleet,
+        inbox: Inbox,
+        table: LiveTable,
+        effects: Effects,
+    ) -> None:
+        self._settings = settings
+        self._gateway_id = gateway_id
+        self._auth = auth
+        self._models = models
+        self._prices = prices
+        self._admission = admission
+        self._fleet = fleet
+        self._inbox = inbox
+        self._table = table
+        self._effects = effects
+        self.stopping = False
+
+    async def arrive(self, request: Http, *, max_bytes: int | None = None) -> Arrival:
+        """Authenticate a request and read its body. Raises one of contracts.errors."""
+        arrived_s, now_ms = time.monotonic(), self._prices.now_ms()
+        rid = new_rid(now_ms)
+        request.scope["state"]["rid"] = rid
+        authorization = credential(request.headers)
+        key = await self._auth.authenticate(authorization)
+        body = await read_body(request.receive, max_bytes=max_bytes or self._settings.max_body_bytes)
+        return Arrival(
+            rid=rid,
+            key=key,
+            reload_key=partial(self._auth.reload, authorization),
+            body=body,
+            arrived_unix_ms=now_ms,
+            arrived_s=arrived_s,
+            route=request.url.path,
+            traceparent=request.headers.get("traceparent", ""),
+        )
+
+    async def start(self, arrival: Arrival, work: Work, outputs: Sequence[Output]) -> Started:
+        """Admit a work and write it to the inbox; prompt i writes to output i. Raises one of contracts.errors."""
+        model = work.model
+        self._check_room(model, len(work.prompts))
+        price = await self._prices.of(model.name, arrival.key.organisation_id, arrival.arrived_unix_ms)
+        owner = self._owner(arrival.key, work, price=price)
+        asked = [
+            self._asked(arrival, work, owner, rid=arrival.rid if i == 0 else None, prompt_tokens=len(ids))
+            for i, ids in enumerate(work.prompts)
+        ]
+        for one in asked:
+            most_tokens(one)  # a prompt over the context is refused whatever the workers do
+        self._models.check_path(model)
+        terms = [self._terms(arrival, work, one) for one in asked]
+        admitted = await self._admit_all(arrival, asked, terms)
+        generations = [
+            Generation(
+                one,
+                output,
+                self._effects,
+                loop=asyncio.get_running_loop(),
+                forget=self._table.remove,
+                deadline_s=self._settings.request_timeout_s,
+            )
+            for one, output in zip(terms, outputs, strict=True)
+        ]
+        for generation in generations:
+            self._table.add(generation)
+        await self._submit_all(arrival, work, generations, admitted)
+        headers = {"x-request-id": arrival.rid, **admitted[-1].headers}
+        return Started(generations=generations, headers=headers, route=arrival.route)
+
+    def _check_room(self, model: Servable, num_prompts: int) -> None:
+        """Raise NoCapacity when this process or the pool's inbox takes no more."""
+        pool, settings = self._fleet.pool(model.pool), self._settings
+        if self.stopping:
+            raise NoCapacity("This gateway is shutting down.", retry_after_s=1)
+        if len(self._table) + num_prompts > settings.max_streams:
+            raise NoCapacity("This gateway runs as many requests as it may.", retry_after_s=1)
+        if pool.inbox_bytes > settings.inbox_max_bytes or pool.inbox_entries > settings.inbox_max_entries:
+            raise NoCapacity(f"The queue of '{model.name}' is full.", retry_after_s=5)
+
+    def _owner(self, key: ApiKey, work: Work, *, price: Price) -> Owner:
+        model = work.model
+        tiers = model.model.tiers
+        tier = work.tier if work.tier and work.tier in tiers else "default"
+        return Owner(
+            org=key.organisation_id,
+            project=key.project_id,
+            key_id=key.id,
+            model=model.name,
+            tier=tier,
+            price=price,
+            slo=tiers.get(tier, SloTarget()),
+            simulated=self._models.simulated(model.name),
+        )
+
+    def _asked(self, arrival: Arrival, work: Work, owner: Owner, *, rid: str | None, prompt_tokens: int) -> Asked:
+        model = work.model.model
+        return Asked(
+            rid=rid or new_rid(arrival.arrived_unix_ms),
+            pool=work.model.pool,
+            owner=owner,
+            price=owner.price,
+            prompt_tokens=prompt_tokens,
+            asked_tokens=work.asked_tokens,
+            default_tokens=model.default_max_tokens,
+            context_tokens=model.context_tokens,
+            num_samples=work.num_samples,
+            now_ms=arrival.arrived_unix_ms,
+            deadline_ms=arrival.arrived_unix_ms + int(self._settings.request_timeout_s * 1000),
+        )
+
+    def _terms(self, arrival: Arrival, work: Work, asked: Asked) -> Terms:
+        return Terms(
+            rid=asked.rid,
+            owner=asked.owner,
+            pool=asked.pool,
+            num_samples=work.num_samples,
+            stream=work.stream,
+            batch=arrival.batch,
+            prompt_tokens=asked.prompt_tokens,
+            deadline_unix_ms=asked.deadline_ms,
+            arrived_unix_ms=arrival.arrived_unix_ms,
+            arrived_s=arrival.arrived_s,
+        )
+
+    async def _admit_all(self, arrival: Arrival, asked: Sequence[Asked], terms: Sequence[Terms]) -> list[Admitted]:
+        admitted: list[Admitted] = []
+        try:
+            for one in asked:
+                admitted.append(await self._admission.admit(one, arrival.key, arrival.reload_key))  # noqa: PERF401 - what stands is given back
+        except BaseException as error:
+            stands = len(admitted)
+            if isinstance(error, ReservationUnknown | asyncio.CancelledError):
+                stands += 1  # the script may have run although its answer was lost
+            if self._fleet.redis_up or stands > 1:
+                for one_terms in terms[:stands]:
+                    self._effects.settle(_never_ran(one_terms))
+            raise
+        return admitted
+
+    async def _submit_all(
+        self, arrival: Arrival, work: Work, generations: Sequence[Generation], admitted: Sequence[Admitted]
+    ) -> None:
+        for i, generation in enumerate(generations):
+            sampling = work.sampling(admitted[i].max_tokens)
+            submit = self._submit(arrival, work, generation.terms, work.prompts[i], sampling)
+            try:
+                generation.written(await self._inbox.submit(submit))
+            except RedisError:
+                error = redis_down()
+                for unwritten in generations[i:]:
+                    unwritten.not_written(error)
+                for written in generations[:i]:
+                    written.client_left()
+                raise error from None
+            except asyncio.CancelledError:
+                for any_of_them in generations:
+                    any_of_them.client_left()
+                raise
+
+    def _submit(self, arrival: Arrival, work: Work, terms: Terms, ids: Sequence[int], sampling: Sampling) -> Submit:
+        return Submit(
+            rid=terms.rid,
+            pool=terms.pool,
+            gateway_id=self._gateway_id,
+            owner=terms.owner,
+            prompt=pack_ids(ids),
+            sampling=sampling,
+            deadline_unix_ms=terms.deadline_unix_ms,
+            num_samples=terms.num_samples,
+            stream=terms.stream,
+            batch=arrival.batch,
+            cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.org),
+            session=work.session,
+            traceparent=arrival.traceparent,
+        )
+
+
+def cache_salt(key: str, org: str) -> str:
+    """Return what keeps an organisation's prefixes apart from all others' in the engines' caches."""
+    return hmac.new(key.encode(), org.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _never_ran(terms: Terms) -> Closed:
+    owner = terms.owner
+    event = UsageEvent(
+        rid=terms.rid,
+        org=owner.org,
+        project=owner.project,
+        key_id=owner.key_id,
+        model=owner.model,
+        pool=terms.pool,
+        tier=owner.tier,
+        outcome=Outcome.REFUSED,
+        cause="not_admitted",
+        tokens=Tokens(),
+        price=owner.price,
+        cost=Nano(0),
+        stream=terms.stream,
+        batch=terms.batch,
+        simulated=owner.simulated,
+    )
+    return Closed(event=event, entry_id="", ended_unix_ms=terms.arrived_unix_ms)
