@@ -29,6 +29,7 @@ from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.resp import redis_client
 from contracts.settlement import SettlementScripts
+from observability.loop_lag import watch_loop_lag
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
 
@@ -86,10 +87,8 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) 
         instruments.attempt_rows.add(number, {"result": result})
 
     upkeep = Upkeep(engine, reader(usage_streams(), name))
-    instruments.observe(
-        "pdgate_usage_stream_lag", lambda: [(upkeep.waiting, {})], "Usage events not in the database yet."
-    )
-    instruments.observe("pdgate_usage_dead_letters", lambda: [(upkeep.dead, {})], "Usage events that were buried.")
+    instruments.observe("pdgate_usage_stream_lag", lambda: [(upkeep.waiting, {})])
+    instruments.observe("pdgate_usage_dead_letters", lambda: [(upkeep.dead, {})])
     try:
         await _sync_prices(engine, catalog)
         async with TaskGroup() as tasks:
@@ -116,6 +115,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) 
             tasks.create_task(attempts.run())
             tasks.create_task(Sweeper(redis, SettlementScripts(redis), period_s=settings.sweep_period_s).run())
             tasks.create_task(upkeep.run())
+            tasks.create_task(watch_loop_lag(instruments))
             tasks.create_task(_until_signalled())
             log.info("billing_started", consumer=name, consumers=settings.consumers, pools=catalog.pools)
     except* Stopped:
@@ -159,7 +159,7 @@ def main() -> None:
     except CatalogError as error:
         raise SettingsError(f"BILLING_CATALOG: {error}") from None
     configure_logging("billing", level=settings.log_level, json=settings.log_json)
-    telemetry = Telemetry("billing", str(os.getpid()))
+    telemetry = Telemetry()
     with telemetry.serve(host, port):
         uvloop.run(serve(settings, catalog, telemetry.instruments))
 

@@ -42,7 +42,7 @@ async def serve(settings: Settings) -> None:
     host, port = settings.address
     _check_place(settings, host, port)
     gateway_id = str(uuid.uuid4())
-    telemetry = Telemetry("gateway", gateway_id)
+    telemetry = Telemetry()
     gateway = Gateway(settings, catalog, telemetry, gateway_id=gateway_id)
     server = Server(
         create_app(gateway, telemetry),

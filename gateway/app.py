@@ -47,6 +47,7 @@ from gateway.starter import Starter
 from gateway.table import LiveTable
 from gateway.tenants import Tenants
 from gateway.terms import Closed
+from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -122,12 +123,9 @@ class Gateway:
         self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
-        telemetry.instruments.observe("pdgate_streams", lambda: [(len(self.table), {})], "Requests in this gateway.")
-        telemetry.instruments.observe(
-            "pdgate_settlements_waiting",
-            lambda: [(self.settlement.num_waiting, {})],
-            "Requests that ended and are not settled.",
-        )
+        self._instruments = telemetry.instruments
+        self._instruments.observe("pdgate_streams", lambda: [(len(self.table), {})])
+        self._instruments.observe("pdgate_settlements_waiting", lambda: [(self.settlement.num_waiting, {})])
 
     def stop_streams(self) -> None:
         """Take no more requests and break off those that run."""
@@ -149,6 +147,7 @@ class Gateway:
             "settlement": self.settlement.run,
             "answers": self.answers.run,
             "ticks": self._tick,
+            "loop-lag": lambda: watch_loop_lag(self._instruments),
         }
         # The consumer of this context is the server, not a caller's code, so the scope may span the yield.
         async with asyncio.TaskGroup() as tasks:

@@ -4,115 +4,186 @@ Labels are bounded: pool, model, tier, role, reason and the like. Never a tenant
 or an address: those belong on log lines. Seconds and bytes; values in ms are converted here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
-from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+from prometheus_client import CollectorRegistry
 
-TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-TPOT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+from observability.instrument import Counter, Declared, Faults, Gauges, Histogram, Observe
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 20, 60)
+TPOT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.5, 1)
 TRANSFER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+TOTAL_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120)
 
-HISTOGRAM_VIEWS: Sequence[View] = tuple(
-    View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(boundaries=buckets))
-    for name, buckets in (
-        ("pdgate_time_to_first_token_seconds", TTFT_BUCKETS_S),
-        ("pdgate_time_per_output_token_seconds", TPOT_BUCKETS_S),
-        ("pdgate_kv_transfer_latency_seconds", TRANSFER_BUCKETS_S),
-        ("pdgate_queue_wait_seconds", TTFT_BUCKETS_S),
-        ("pdgate_request_duration_seconds", TTFT_BUCKETS_S),
-        ("pdgate_settlement_lag_seconds", TTFT_BUCKETS_S),
-    )
+
+def _by_name(*declared: Declared) -> Mapping[str, Declared]:
+    return MappingProxyType({d.name: d for d in declared})
+
+
+COUNTERS: Final = _by_name(
+    # gateway
+    Declared("requests", "HTTP requests by route, status and model.", ("route", "status", "model")),
+    Declared("refusals", "Refused requests by reason.", ("reason", "status", "pool")),
+    Declared(
+        "request_slo",
+        "Admitted requests by whether all SLO targets were met, and the phase blamed for a miss.",
+        ("met", "phase_blamed", "tier", "model"),
+    ),
+    Declared("tokens", "Metered tokens by meter and model.", ("meter", "model")),
+    Declared("limiter_refusals", "Requests over a limit, by limit and by whose it is.", ("limit", "scope")),
+    # scheduler
+    Declared("placements", "Placements by path and reason.", ("pool", "path", "reason")),
+    Declared("retries", "Attempts after the first, by cause.", ("pool", "cause")),
+    Declared("retry_prefill_tokens", "Prompt tokens computed again for retries, by cause.", ("pool", "cause")),
+    Declared("saved_prefill_tokens", "Prompt tokens a continuation found in the KV cache.", ("pool", "hand_off")),
+    Declared("controller_ticks", "Decisions of the ratio controller by reason.", ("pool", "mode", "reason")),
+    Declared(
+        "flips", "Role changes of workers by direction, reason and result.", ("pool", "direction", "reason", "result")
+    ),
+    Declared(
+        "worker_transitions", "Changes of a worker's state as the scheduler sees it.", ("pool", "role", "from", "to")
+    ),
+    # worker
+    Declared("engine_finishes", "Engine requests by phase and reason.", ("pool", "phase", "reason")),
+    Declared(
+        "prompt_tokens", "Prompt tokens of engine requests, by where they were found.", ("pool", "phase", "source")
+    ),
+    # billing
+    Declared("usage_rows", "Usage rows by what became of them.", ("result",)),
+    Declared("attempt_rows", "Attempt cost rows by what became of them.", ("result",)),
 )
 
-Observe = Callable[[], Iterable[tuple[float, dict[str, str]]]]
+HISTOGRAMS: Final = _by_name(
+    Declared("time_to_first_token_seconds", "Arrival to first token.", ("model", "tier"), TTFT_BUCKETS_S),
+    Declared(
+        "time_per_output_token_seconds",
+        "Mean gap after the first token, per request.",
+        ("model", "tier"),
+        TPOT_BUCKETS_S,
+    ),
+    Declared("request_duration_seconds", "Arrival to last token.", ("model", "tier"), TOTAL_BUCKETS_S),
+    Declared("phase_seconds", "Time of a request in one phase.", ("model", "phase"), TTFT_BUCKETS_S),
+    Declared("settlement_lag_seconds", "End of a stream to its settlement.", ("model",), LAG_BUCKETS_S),
+    Declared("queue_wait_seconds", "Inbox to placed.", ("pool", "tier"), TTFT_BUCKETS_S),
+    Declared(
+        "kv_transfer_latency_seconds",
+        "KV hand-off, from the end of prefill to sent.",
+        ("pool", "hand_off", "link"),
+        TRANSFER_BUCKETS_S,
+    ),
+    Declared(
+        "drain_seconds", "Waiting for a worker to become idle before its role changes.", ("pool",), MOVE_BUCKETS_S
+    ),
+    Declared("switch_seconds", "The engine's own role change.", ("pool",), MOVE_BUCKETS_S),
+    Declared("event_loop_lag_seconds", "How late the event loop wakes a timer.", (), LAG_BUCKETS_S),
+)
+
+_GAUGES: Final = (
+    # gateway
+    Declared("streams", "Requests in this gateway."),
+    Declared("settlements_waiting", "Ended requests that are not settled yet."),
+    Declared("settlements_journalled", "Settlements that only the journal holds."),
+    # scheduler
+    Declared("leader", "1 if this process leads the pool.", ("pool",)),
+    Declared("inbox_pending", "Unsettled inbox entries, as the leader sees.", ("pool",)),
+    Declared("queue_age_seconds", "Age of the oldest request that waits to be placed.", ("pool", "tier")),
+    Declared("workers", "Workers by role and state.", ("pool", "role", "state")),
+    Declared("prefill_pool_queue_depth", "Requests waiting for a worker or for their prefill.", ("pool",)),
+    Declared("decode_pool_utilization", "KV tokens in use over capacity of ready decoders, 0 to 1.", ("pool",)),
+    Declared("pd_ratio_actual", "Ready prefill workers per ready decode worker.", ("pool",)),
+    Declared("pd_ratio_config", "Configured or chosen prefill workers per decode worker.", ("pool",)),
+    Declared("degrade_step", "Step of the degrade ladder; 0 = undisturbed.", ("pool",)),
+    # worker
+    Declared("worker_running", "Requests in the engine.", ("pool", "role")),
+    Declared("worker_waiting", "Requests that wait for room.", ("pool", "role")),
+    Declared("worker_kv_used", "Used part of the KV cache, 0 to 1.", ("pool", "role")),
+    Declared("worker_progress_age_seconds", "Since the last token, chunk or idleness.", ("pool", "role")),
+    # billing
+    Declared("usage_stream_lag", "Usage events not in the database yet."),
+    Declared("usage_dead_letters", "Usage events that were buried."),
+    Declared("ledger_drift_ratio", "Largest difference between two books of a day, 0 to 1."),
+)
+GAUGES: Final[Mapping[str, Declared]] = MappingProxyType({d.full_name: d for d in _GAUGES})
 
 
 class Instruments:
-    """The instruments of one process. Latencies are given in ms and recorded in seconds."""
+    """The instruments of one process, in a registry of their own. Latencies are given in ms."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.faults = Faults(self.registry)
+        counters = {name: Counter(declared, self.registry, self.faults) for name, declared in COUNTERS.items()}
+        self._histograms = {name: Histogram(d, self.registry, self.faults) for name, d in HISTOGRAMS.items()}
+        self._gauges = Gauges(GAUGES, self.faults)
+        self.registry.register(self._gauges)
         # gateway
-        self.requests = meter.create_counter("pdgate_requests", description="Requests by route, status, model.")
-        self.refusals = meter.create_counter("pdgate_refusals", description="Refused requests by reason.")
-        self.slo = meter.create_counter(
-            "pdgate_request_slo", description="Admitted requests by whether all SLO targets were met."
-        )
-        self.tokens = meter.create_counter("pdgate_tokens", description="Metered tokens by meter and model.")
-        self._ttft = meter.create_histogram("pdgate_time_to_first_token_seconds", description="Arrival to first token.")
-        self._tpot = meter.create_histogram(
-            "pdgate_time_per_output_token_seconds", description="Mean gap after the first token, per request."
-        )
-        self._duration = meter.create_histogram("pdgate_request_duration_seconds", description="Arrival to settled.")
-        self._settlement_lag = meter.create_histogram(
-            "pdgate_settlement_lag_seconds", description="End of a stream to its settlement."
-        )
+        self.requests = counters["requests"]
+        self.refusals = counters["refusals"]
+        self.slo = counters["request_slo"]
+        self.tokens = counters["tokens"]
+        self.limiter_refusals = counters["limiter_refusals"]
         # scheduler
-        self.placements = meter.create_counter("pdgate_placements", description="Placements by path and reason.")
-        self.retries = meter.create_counter("pdgate_retries", description="Attempts after the first, by cause.")
-        self._queue_wait = meter.create_histogram("pdgate_queue_wait_seconds", description="Inbox to placed.")
+        self.placements = counters["placements"]
+        self.retries = counters["retries"]
+        self.retry_prefill_tokens = counters["retry_prefill_tokens"]
+        self.saved_prefill_tokens = counters["saved_prefill_tokens"]
+        self.controller_ticks = counters["controller_ticks"]
+        self.flips = counters["flips"]
+        self.worker_transitions = counters["worker_transitions"]
         # worker
-        self._transfer = meter.create_histogram(
-            "pdgate_kv_transfer_latency_seconds", description="KV hand-off, from the end of prefill to sent."
-        )
-        self.engine_finishes = meter.create_counter("pdgate_engine_finishes", description="Engine requests by reason.")
+        self.engine_finishes = counters["engine_finishes"]
+        self.prompt_tokens = counters["prompt_tokens"]
         # billing
-        self.usage_rows = meter.create_counter("pdgate_usage_rows", description="Usage rows by what became of them.")
-        self.attempt_rows = meter.create_counter(
-            "pdgate_attempt_rows", description="Attempt cost rows by what became of them."
-        )
+        self.usage_rows = counters["usage_rows"]
+        self.attempt_rows = counters["attempt_rows"]
 
-    def ttft(self, ms: float, **labels: str) -> None:
+    def ttft(self, ms: float, *, trace_id: str = "", **labels: str) -> None:
         """Record a time to first token."""
-        self._ttft.record(ms / 1000, labels)
+        self._seconds("time_to_first_token_seconds", ms, labels, trace_id)
 
-    def tpot(self, ms: float, **labels: str) -> None:
+    def tpot(self, ms: float, *, trace_id: str = "", **labels: str) -> None:
         """Record a request's mean time per output token."""
-        self._tpot.record(ms / 1000, labels)
+        self._seconds("time_per_output_token_seconds", ms, labels, trace_id)
 
-    def duration(self, ms: float, **labels: str) -> None:
+    def duration(self, ms: float, *, trace_id: str = "", **labels: str) -> None:
         """Record a request's whole time."""
-        self._duration.record(ms / 1000, labels)
+        self._seconds("request_duration_seconds", ms, labels, trace_id)
+
+    def phase(self, ms: float, **labels: str) -> None:
+        """Record a request's time in one phase: queue, prefill, transfer, decode."""
+        self._seconds("phase_seconds", ms, labels)
 
     def settlement_lag(self, ms: float, **labels: str) -> None:
         """Record the time from a stream's end to its settlement."""
-        self._settlement_lag.record(ms / 1000, labels)
+        self._seconds("settlement_lag_seconds", ms, labels)
 
     def queue_wait(self, ms: float, **labels: str) -> None:
         """Record how long a request waited in the inbox."""
-        self._queue_wait.record(ms / 1000, labels)
+        self._seconds("queue_wait_seconds", ms, labels)
 
     def transfer(self, ms: float, **labels: str) -> None:
         """Record one KV hand-off."""
-        self._transfer.record(ms / 1000, labels)
+        self._seconds("kv_transfer_latency_seconds", ms, labels)
 
-    def observe(self, name: str, observe: Observe, description: str) -> None:
-        """Register a gauge that is read when scraped. `name` is one of GAUGES."""
-        if name not in GAUGES:
-            raise ValueError(f"{name} is not declared in GAUGES")
+    def drain(self, ms: float, **labels: str) -> None:
+        """Record how long a worker took to become idle before its role changed."""
+        self._seconds("drain_seconds", ms, labels)
 
-        def callback(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(value, labels) for value, labels in observe()]
+    def switch(self, ms: float, **labels: str) -> None:
+        """Record the engine's own part of a role change."""
+        self._seconds("switch_seconds", ms, labels)
 
-        self._meter.create_observable_gauge(name, callbacks=[callback], description=description)
+    def event_loop_lag(self, ms: float) -> None:
+        """Record how late the event loop was."""
+        self._seconds("event_loop_lag_seconds", ms, {})
 
+    def observe(self, name: str, source: Observe) -> None:
+        """Read a gauge of GAUGES from `source` whenever it is scraped. Raises ValueError when not declared."""
+        self._gauges.observe(name, source)
 
-GAUGES = frozenset(
-    {
-        "pdgate_prefill_pool_queue_depth",
-        "pdgate_decode_pool_utilization",
-        "pdgate_pd_ratio_actual",
-        "pdgate_pd_ratio_config",
-        "pdgate_workers",
-        "pdgate_leader",
-        "pdgate_inbox_pending",
-        "pdgate_streams",
-        "pdgate_usage_stream_lag",
-        "pdgate_usage_dead_letters",
-        "pdgate_settlements_waiting",
-        "pdgate_worker_running",
-        "pdgate_worker_waiting",
-        "pdgate_worker_kv_used",
-    }
-)
+    def _seconds(self, name: str, ms: float, labels: Mapping[str, str], trace_id: str = "") -> None:
+        self._histograms[name].record(ms / 1000, labels, trace_id=trace_id)

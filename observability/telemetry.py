@@ -6,28 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-from prometheus_client.registry import REGISTRY
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, ProcessCollector, start_http_server
+from prometheus_client.exposition import choose_encoder
 
-from observability.metrics import HISTOGRAM_VIEWS, Instruments
+from observability.metrics import Instruments
 
 
 class Telemetry:
     """The instruments of one process and the text they are scraped as."""
 
-    def __init__(self, service: str, instance: str) -> None:
-        self._registry: CollectorRegistry = REGISTRY
-        reader = PrometheusMetricReader()
-        resource = Resource.create({"service.name": f"pdgate-{service}", "service.instance.id": instance})
-        self._provider = MeterProvider(resource=resource, metric_readers=[reader], views=HISTOGRAM_VIEWS)
-        self.instruments = Instruments(self._provider.get_meter("pdgate"))
+    def __init__(self) -> None:
+        self.instruments = Instruments()
+        self._registry = self.instruments.registry
+        for collector in (ProcessCollector(registry=None), GC_COLLECTOR, PLATFORM_COLLECTOR):
+            self._registry.register(collector)
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics and their media type: OpenMetrics with exemplars for who asks for it."""
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
 
     @contextmanager
     def serve(self, host: str, port: int) -> Iterator[None]:

@@ -11,6 +11,7 @@ import uvloop
 from contracts.catalog import CatalogError, read_catalog
 from contracts.environment import from_env, metrics_address
 from contracts.resp import redis_client
+from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
@@ -23,7 +24,7 @@ async def serve(settings: Settings) -> None:
     """Schedule every pool until SIGTERM or SIGINT."""
     host, port = metrics_address("SCHEDULER_METRICS_LISTEN", settings.metrics_listen)
     catalog = read_catalog(settings.catalog)
-    telemetry = Telemetry("scheduler", settings.id)
+    telemetry = Telemetry()
     redis = redis_client(settings.redis_url)
     pools = [PoolScheduler(redis, pool, settings=settings, instruments=telemetry.instruments) for pool in catalog.pools]
     Gauges(pools).register(telemetry.instruments)
@@ -34,6 +35,7 @@ async def serve(settings: Settings) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pool.run(), name=pool.pool) for pool in pools]
+                running.append(tasks.create_task(watch_loop_lag(telemetry.instruments)))
                 log.info("scheduler_started", scheduler_id=settings.id, pools=catalog.pools)
                 await stop.wait()
                 for task in running:

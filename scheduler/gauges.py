@@ -19,21 +19,13 @@ class Gauges:
 
     def register(self, instruments: Instruments) -> None:
         """Declare every gauge of the scheduler."""
-        instruments.observe("pdgate_leader", self.leader, "1 if this process leads the pool.")
-        instruments.observe("pdgate_inbox_pending", self.inbox_pending, "Unsettled inbox entries, as the leader sees.")
-        instruments.observe("pdgate_workers", self.workers, "Workers by role and state.")
-        instruments.observe(
-            "pdgate_prefill_pool_queue_depth", self.prefill_queue, "Requests waiting for a worker or for their prefill."
-        )
-        instruments.observe(
-            "pdgate_decode_pool_utilization",
-            self.decode_use,
-            "KV tokens in use over capacity of ready decoders, 0 to 1.",
-        )
-        instruments.observe(
-            "pdgate_pd_ratio_actual", self.ratio_actual, "Ready prefill workers per ready decode worker."
-        )
-        instruments.observe("pdgate_pd_ratio_config", self.ratio_config, "Registered prefill per decode worker.")
+        instruments.observe("pdgate_leader", self.leader)
+        instruments.observe("pdgate_inbox_pending", self.inbox_pending)
+        instruments.observe("pdgate_workers", self.workers)
+        instruments.observe("pdgate_prefill_pool_queue_depth", self.prefill_queue)
+        instruments.observe("pdgate_decode_pool_utilization", self.decode_use)
+        instruments.observe("pdgate_pd_ratio_actual", self.ratio_actual)
+        instruments.observe("pdgate_pd_ratio_config", self.ratio_config)
 
     def leader(self) -> Observations:
         """Yield 1 or 0 per pool."""

@@ -17,6 +17,7 @@ from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.resp import redis_client
 from contracts.wire import Registration
+from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
 from workers.assignments import Identity
 from workers.engine import Engine
@@ -102,7 +103,7 @@ def revision_of(settings: Settings) -> str:
 async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revision: str, started_unix_ms: int) -> None:
     """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
-    telemetry = Telemetry("worker", settings.id)
+    telemetry = Telemetry()
     redis = redis_client(settings.redis_url)
     journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
     recorder = Recorder(redis, settings.pool, journal)
@@ -131,6 +132,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
+            running.append(tasks.create_task(watch_loop_lag(telemetry.instruments)))
             log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
             await stop.wait()
             log.info("worker_stops", running=len(server.assignments))
@@ -195,15 +197,9 @@ def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings
     labels = {"pool": settings.pool, "role": settings.role.value}
     capacity = server.condition.facts.kv_capacity_tokens if server.condition.facts else 1
     observe = telemetry.instruments.observe
-    observe("pdgate_worker_running", lambda: [(server.condition.load.num_running, labels)], "Requests in the engine.")
-    observe(
-        "pdgate_worker_waiting", lambda: [(server.condition.load.num_waiting, labels)], "Requests that wait for room."
-    )
-    observe(
-        "pdgate_worker_kv_used",
-        lambda: [(server.condition.load.kv_used_tokens / capacity, labels)],
-        "Used part of the KV cache, 0 to 1.",
-    )
+    observe("pdgate_worker_running", lambda: [(server.condition.load.num_running, labels)])
+    observe("pdgate_worker_waiting", lambda: [(server.condition.load.num_waiting, labels)])
+    observe("pdgate_worker_kv_used", lambda: [(server.condition.load.kv_used_tokens / capacity, labels)])
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """`/livez`, `/readyz` and `/metrics`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from litestar import Response, get
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.fleet import Fleet
@@ -22,7 +23,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health_routes(
-    models: Models, prices: Prices, fleet: Fleet, exposition: Callable[[], bytes]
+    models: Models, prices: Prices, fleet: Fleet, exposition: Callable[[str], tuple[bytes, str]]
 ) -> list[HTTPRouteHandler]:
     """Return the handlers for machines that watch this process. They need no key."""
 
@@ -46,8 +47,9 @@ def health_routes(
         return Response(body, status_code=200 if ready else 503)
 
     @get("/metrics", media_type="text/plain", summary="Metrics for Prometheus", tags=["health"])
-    async def metrics() -> Response[bytes]:
-        """Return all metrics of this process in Prometheus' text format."""
-        return Response(exposition(), media_type="text/plain; version=0.0.4")
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Return all metrics of this process in Prometheus' text format, or as OpenMetrics with exemplars."""
+        text, media_type = exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     return [livez, readyz, metrics]

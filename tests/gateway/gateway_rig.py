@@ -19,7 +19,6 @@ import httpx
 import msgspec
 from granian.constants import Interfaces
 from granian.server.embed import Server
-from opentelemetry.metrics import NoOpMeter
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -64,13 +63,13 @@ HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 class SilentTelemetry:
-    """Instruments that record nothing: the process-wide registry takes each instrument once only."""
+    """Instruments of one gateway, without the process' own figures."""
 
     def __init__(self) -> None:
-        self.instruments = Instruments(NoOpMeter("test"))
+        self.instruments = Instruments()
 
-    def exposition(self) -> bytes:
-        return b""
+    def exposition(self, _: str = "") -> tuple[bytes, str]:
+        return b"", "text/plain"
 
 
 async def eventually(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import msgspec
-from opentelemetry.metrics import NoOpMeter
 from redis.asyncio import Redis
 
 from contracts import keys
@@ -375,9 +374,7 @@ class Rig:
         )
         redis = redis_client(self.redis_url)
         self._stack.push_async_callback(redis.aclose)
-        pool = PoolScheduler(
-            redis, POOL, settings=settings, instruments=Instruments(NoOpMeter("test")), limits=limits, timing=timing
-        )
+        pool = PoolScheduler(redis, POOL, settings=settings, instruments=Instruments(), limits=limits, timing=timing)
         self._schedulers[pool] = self._tasks.create_task(pool.run())
         return pool
 
