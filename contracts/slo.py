@@ -4,10 +4,14 @@ import msgspec
 
 
 class SloTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency targets of one tier; None = no target of that kind."""
+    """Latency targets of a tier or a request, any subset; None = no target of that kind."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    itl_p99_ms: float | None = None
+    """The gap that 99 in 100 gaps between tokens of the request do not exceed."""
+    e2e_ms: float | None = None
+    """Arrival to the last token."""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +24,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ms: float = 0.0  # worker: accepted -> prompt computed
     transfer_ms: float = 0.0  # KV hand-off as the decode side saw it
     total_ms: float = 0.0  # arrival -> settled
+    itl_p99_ms: float | None = None  # of the gaps between deliveries; None = not measured
 
     @property
     def tpot_ms(self) -> float:
@@ -28,6 +33,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def met(seen: Timings, target: SloTarget) -> bool:
-    """Return whether a request met every target of its tier."""
-    ttft_ok = target.ttft_ms is None or seen.ttft_ms <= target.ttft_ms
-    return ttft_ok and (target.tpot_ms is None or seen.tpot_ms <= target.tpot_ms)
+    """Return whether a request met every one of its targets. A gap that was not measured counts as met."""
+    return (
+        (target.ttft_ms is None or seen.ttft_ms <= target.ttft_ms)
+        and (target.tpot_ms is None or seen.tpot_ms <= target.tpot_ms)
+        and (target.itl_p99_ms is None or seen.itl_p99_ms is None or seen.itl_p99_ms <= target.itl_p99_ms)
+        and (target.e2e_ms is None or seen.ttft_ms + seen.decode_ms <= target.e2e_ms)
+    )

@@ -58,11 +58,11 @@ def place(request: RequestView, cluster: ClusterView, limits: Limits) -> Placeme
             return Placement(path=Path.UNIFIED, decode=unified, prefill=None, reason=Reason.UNIFIED_POOL)
         why = Reason.PAIR_FULL if pair.why is Reason.ALL_FULL else Reason.PAIR_DOWN
         return Placement(path=Path.FALLBACK, decode=unified, prefill=None, reason=why)
-    return NoPlacement(reason=min(pair.why, single.why, key=_HOPE.index))
+    return NoPlacement(reason=min(pair.why, single.why, key=HOPE.index))
 
 
-# What a request waits for, the most hopeful first: it is told apart by whether waiting can help.
-_HOPE: Sequence[Reason] = (Reason.ALL_FULL, Reason.ALL_EXCLUDED, Reason.TOO_LONG, Reason.NO_WORKER)
+HOPE: Sequence[Reason] = (Reason.ALL_FULL, Reason.ALL_EXCLUDED, Reason.TOO_LONG, Reason.NO_WORKER)
+"""What a request waits for, the most hopeful first: it is told apart by whether waiting can help."""
 
 
 class _Best(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class _Best(msgspec.Struct, frozen=True, kw_only=True):
             return cls(why=Reason.NO_WORKER)  # ready, but no two fit together
         # The side that offers the least hope decides: a free partner does not help against it.
         missing = [why for found, why in ((decodes, decode_why), (prefills, prefill_why)) if not found]
-        return cls(why=max(missing, key=_HOPE.index))
+        return cls(why=max(missing, key=HOPE.index))
 
 
 def _usable(
@@ -119,7 +119,7 @@ def _usable(
         else:
             room.append(worker)
             continue
-        why = min(why, seen, key=_HOPE.index)
+        why = min(why, seen, key=HOPE.index)
     if len(room) > 1:
         room.sort(key=lambda w: (w.load_tokens, w.num_requests, w.worker_id))
     return room, why

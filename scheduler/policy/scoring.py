@@ -13,8 +13,8 @@ import msgspec
 from contracts.lifecycle import Path, Role
 from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
-from scheduler.policy.cluster import ClusterView, RequestView, WorkerView
-from scheduler.policy.placement import NoPlacement, Placement, Reason
+from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, WorkerView
+from scheduler.policy.placement import HOPE, NoPlacement, Placement, Reason
 
 NO_HITS: Mapping[str, int] = {}
 
@@ -47,6 +47,8 @@ class ScoringLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     affinity_load: float = 1.25
     """A session's home worker is kept while its load is at most this multiple of the mean (bounded loads)."""
     prefix_load_gap: int = 64
+    same_zone: bool = True
+    """Whether both sides of a pair must be in one zone. If not, a pair in one zone still goes first."""
     prefix_load_ratio: float = 1.5
     """A worker's prefix hits do not count while it has more requests than the least loaded one by both."""
 
@@ -133,6 +135,10 @@ def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, out
         why = _why_unified(request, unified, pair, limits, outlook)
         if why is not None:
             return _on_unified(unified, why, promised, outlook)
+    if isinstance(pair, NotScored):
+        other = _why(request, cluster.unified, promised)
+        if HOPE.index(other) < HOPE.index(pair.reason):  # what may still come from a unified worker decides
+            return NotScored(reason=other, short_of=Role.UNIFIED)
     return pair
 
 
@@ -141,7 +147,7 @@ def _why_unified(
 ) -> Reason | None:
     """Return why a request is better off on the unified worker; None when it is not."""
     if isinstance(pair, NotScored) or pair.prefill is None:
-        return Reason.PAIR_FULL
+        return Reason.PAIR_DOWN if pair.reason is Reason.NO_WORKER else Reason.PAIR_FULL
     in_time_ms = (outlook.target.ttft_ms or float("inf")) * (1 - limits.slack)
     sooner = unified.cost_ms < pair.predicted_ttft_ms
     if unified.cost_ms > in_time_ms:
@@ -156,7 +162,7 @@ def _why_unified(
 def _on_unified(side: _Side, reason: Reason, promised: int, outlook: Outlook) -> Scored:
     worker = side.worker
     return Scored(
-        path=Path.FALLBACK if reason is Reason.PAIR_FULL else Path.UNIFIED,
+        path=Path.FALLBACK if reason in (Reason.PAIR_FULL, Reason.PAIR_DOWN) else Path.UNIFIED,
         decode=worker,
         prefill=None,
         reason=reason,
@@ -174,17 +180,15 @@ def _pair(
     if not decodes:
         return NotScored(reason=_why(request, cluster.decode, promised), short_of=Role.DECODE)
     prefills = _prefills(request, cluster.prefill, limits, outlook)
-    best: tuple[float, _Side, _Side] | None = None
-    for kind in {side.worker.pairs_with for side in prefills}:
-        decode = _pick([side for side in decodes if side.worker.pairs_with == kind], limits, outlook)
-        prefill = _pick([side for side in prefills if side.worker.pairs_with == kind], limits, outlook, explore=True)
-        if decode is not None and prefill is not None:
-            cost_ms = prefill.cost_ms + decode.cost_ms
-            if best is None or cost_ms < best[0]:
-                best = (cost_ms, prefill, decode)
+    best = _best_pair(prefills, decodes, limits, outlook)
+    if best is None and not limits.same_zone:
+        best = _best_pair(prefills, decodes, limits, outlook, zones=False)
     if best is None:
-        return NotScored(reason=_why(request, cluster.prefill, request.prompt_tokens), short_of=Role.PREFILL)
-    _, prefill, decode = best
+        why = _why(request, cluster.prefill, request.prompt_tokens)
+        if why is Reason.ALL_FULL and not _may_pair(request, cluster, limits):
+            why = Reason.NO_WORKER  # both sides are there, but no two fit together
+        return NotScored(reason=why, short_of=Role.PREFILL)
+    prefill, decode = best
     return Scored(
         path=Path.PD,
         decode=decode.worker,
@@ -195,6 +199,39 @@ def _pair(
         predicted_ttft_ms=prefill.cost_ms + outlook.latency.transfer.ms(request.prompt_tokens) + decode.cost_ms,
         predicted_step_ms=decode.cost_ms,
     )
+
+
+def _kind(worker: WorkerView, *, zones: bool) -> tuple[Compatibility, str]:
+    """Return what two workers must have in common to be a pair."""
+    return worker.pairs_with, worker.zone if zones else ""
+
+
+def _best_pair(
+    prefills: Sequence[_Side], decodes: Sequence[_Side], limits: ScoringLimits, outlook: Outlook, *, zones: bool = True
+) -> tuple[_Side, _Side] | None:
+    """Return the cheapest prefill and decode side that fit together."""
+    best: tuple[float, _Side, _Side] | None = None
+    kinds = {_kind(side.worker, zones=zones) for side in prefills}
+    for kind in kinds:
+        givers, takers = prefills, decodes
+        if len(kinds) > 1 or any(_kind(side.worker, zones=zones) != kind for side in decodes):
+            givers = [side for side in prefills if _kind(side.worker, zones=zones) == kind]
+            takers = [side for side in decodes if _kind(side.worker, zones=zones) == kind]
+        decode = _pick(takers, limits, outlook)
+        prefill = _pick(givers, limits, outlook, explore=True)
+        if decode is not None and prefill is not None:
+            cost_ms = prefill.cost_ms + decode.cost_ms
+            if best is None or cost_ms < best[0]:
+                best = (cost_ms, prefill, decode)
+    return best[1:] if best is not None else None
+
+
+def _may_pair(request: RequestView, cluster: ClusterView, limits: ScoringLimits) -> bool:
+    """Whether any two ready workers fit together, with room or not."""
+    zones = limits.same_zone
+    ready = [w for w in cluster.prefill if w.ready and request.hand_off in w.hand_offs]
+    kinds = {_kind(w, zones=zones) for w in ready}
+    return any(w.ready and request.hand_off in w.hand_offs and _kind(w, zones=zones) in kinds for w in cluster.decode)
 
 
 # -- sides ---------------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from scheduler.policy.lengths import LengthKey, LengthModel
 from scheduler.policy.placement import NoPlacement, Placement, place
 from scheduler.policy.prefix import PrefixIndex
 from scheduler.policy.scoring import NO_HITS, Outlook, score
+from scheduler.policy.sizing import Asked, moments, size_up
 from scheduler.simulator.arrivals import BLOCK_TOKENS
 from scheduler.simulator.job import Job
 from scheduler.simulator.setup import Placer, Setup
 
 _MODEL = "model"
-_PROMISED_QUANTILE = 0.7
 _STORE = "store"
 
 
@@ -38,52 +38,37 @@ class Router:
 
     def size_up(self, job: Job, now_ms: float) -> DemandSample:
         """Forecast a request as it arrives, and give it its place in the order."""
-        arrival, latency = job.arrival, self._latency
-        target = self._setup.target_of(arrival.tier)
-        output = self.lengths.forecast(_key(job))
-        prompt = arrival.prompt_tokens
-        job.expected_output = min(output.mean, arrival.max_tokens)
-        job.generous_output = min(output.quantile(0.9), arrival.max_tokens)
-        self._promised[job] = output.quantile(_PROMISED_QUANTILE)
-        cached = self._best_hit(job)
-        job.work_ms = latency.prefill.ms(prompt - cached, cached)
-        besides_ms = latency.transfer.ms(prompt) + latency.decode.step_ms(1, prompt)
-        ttft_ms = target.ttft_ms if target.ttft_ms is not None else math.inf
-        job.feasible = latency.prefill.ms(prompt) + besides_ms <= ttft_ms and (
-            target.tpot_ms is None or latency.decode.step_ms(1, prompt) <= target.tpot_ms
-        )
-        job.pushed_ms = now_ms
-        deadline_ms = job.arrived_ms + ttft_ms
-        job.ticket = self._ticket(job, deadline_ms, deadline_ms - job.work_ms - besides_ms, cached)
-        return DemandSample(kind=_key(job), prompt_tokens=prompt, prefill_ms=job.work_ms, feasible=job.feasible)
-
-    def moments(self, kind: Hashable) -> OutputMoments:
-        """Return what a kind of request is expected to answer."""
-        assert isinstance(kind, LengthKey)
-        output = self.lengths.forecast(kind)
-        return OutputMoments(output.mean, output.mean_square)
-
-    def _ticket(self, job: Job, deadline_ms: float, latest_start_ms: float, cached: int) -> Ticket:
         arrival = job.arrival
+        cached = self._best_hit(job)
+        asked = Asked(
+            model=_MODEL,
+            tenant=arrival.tenant,
+            tier=arrival.tier,
+            target=self._setup.target_of(arrival.tier),
+            arrived_ms=job.arrived_ms,
+            prompt_tokens=arrival.prompt_tokens,
+            max_tokens=arrival.max_tokens,
+            cached_tokens=cached,
+            prefix=arrival.blocks[0] if arrival.blocks and self._setup.group_batches else None,
+            batch=job.batch,
+        )
+        sized = size_up(asked, self.lengths, self._latency, self._setup.weights)
+        job.expected_output, job.generous_output = sized.expected_output, sized.generous_output
+        self._promised[job] = sized.promised_output
+        job.work_ms, job.feasible = sized.work_ms, sized.feasible
+        job.pushed_ms = now_ms
+        job.ticket = sized.ticket
         if self._setup.placer is Placer.LEAST_LOADED:
             # The order of policy.admission as a key: tier by the queue, then arrival.
             _, arrived = order(WaitingView(tier=arrival.tier, arrival_seq=job.number, deadline_unix_ms=0))
-            return Ticket(tier=arrival.tier, tenant="", deadline_ms=float(arrived), latest_start_ms=math.inf, cost=0.0)
-        group = None
-        if job.batch and self._setup.group_batches and arrival.blocks:
-            group = (arrival.blocks[0], arrival.prompt_tokens.bit_length())
-        return Ticket(
-            tier=arrival.tier,
-            tenant=arrival.tenant,
-            deadline_ms=deadline_ms,
-            latest_start_ms=latest_start_ms,
-            cost=self._setup.weights.cost(
-                uncached_tokens=arrival.prompt_tokens - cached,
-                cached_tokens=cached,
-                output_tokens=job.expected_output,
-            ),
-            group=group,
-        )
+            job.ticket = Ticket(
+                tier=arrival.tier, tenant="", deadline_ms=float(arrived), latest_start_ms=math.inf, cost=0.0
+            )
+        return sized.sample
+
+    def moments(self, kind: Hashable) -> OutputMoments:
+        """Return what a kind of request is expected to answer."""
+        return moments(self.lengths, kind)
 
     # -- placing -------------------------------------------------------------------------------------------------
 

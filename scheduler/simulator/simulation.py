@@ -18,6 +18,7 @@ from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Move
 from scheduler.policy.scoring import NotScored, Scored
 from scheduler.policy.sight import Donor
+from scheduler.policy.turns import Turns
 from scheduler.simulator.arrivals import BLOCK_TOKENS, Arrival
 from scheduler.simulator.cache import BlockCache
 from scheduler.simulator.clock import Clock
@@ -31,7 +32,6 @@ from scheduler.simulator.worker import SimWorker
 
 _MAX_ATTEMPTS = 3
 _TAIL_S = 300.0
-_BATCH_TIER = "batch"
 
 
 class Simulation:
@@ -122,25 +122,20 @@ class Simulation:
     def _dispatch(self) -> None:
         """Place waiting requests in their order until one has to wait."""
         now_ms = self._clock.now_ms
-        above: str | None = None
-        late = True
+        turns = Turns(self._queue, now_ms)
         blocked: Role | None = None
-        while (job := self._queue.head(now_ms, above_tier=above, late=late)) is not None:
+        while (job := turns.next()) is not None:
             if now_ms - job.pushed_ms > self.setup.deadline_s * 1000:
                 self._refuse(job, "deadline")
                 continue
             result = self._router.place(job, self._view(), now_ms, gives_way=self._queue.gives_way(job))
+            assert job.ticket is not None
             if isinstance(result, Placement):
                 self._start(job, result)
             elif result.reason is Reason.TOO_LONG:
                 self._refuse(job, "too_long")
-            elif job.batch and above is None:
-                above = _BATCH_TIER  # it needs a worker that is idle; others may still find room
-            elif late and job.ticket is not None and now_ms > job.ticket.latest_start_ms:
-                late = False
-            else:
+            elif turns.no_room(job.ticket):
                 blocked = result.short_of if isinstance(result, NotScored) else Role.DECODE
-                break
         self._count_blocked()
         self._blocked_by = blocked
 
