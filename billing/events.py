@@ -93,7 +93,7 @@ def rate_event(decoded: Decoded, book: PriceBook) -> Rated:
     price = book.in_force(event.model, decoded.at_ms, event.org)
     if price is None:
         raise Poison(NO_PRICE, f"model {event.model!r} had no price at {at}")
-    billable = event.outcome.billable
+    billable = event.billable
     tokens = event.tokens
     records = (
         _record(Meter.PREFILL_COMPUTED, tokens.prefill_computed, price.prefill_computed, billable=billable),

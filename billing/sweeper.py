@@ -16,10 +16,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
 from contracts.identity import NUM_SHARDS
-from contracts.rating import Tokens
-from contracts.settlement import SettlementScripts, actual_usage, decode_owner, decode_reservation
-from contracts.units import Nano
-from contracts.usage import Outcome, UsageEvent
+from contracts.settlement import SettlementScripts, actual_usage, decode_owner, decode_reservation, usage_event_of
+from contracts.usage import Outcome
 
 log: Final = structlog.get_logger()
 
@@ -78,22 +76,14 @@ class Sweeper:
         except msgspec.DecodeError:  # stays open and is said every period: it holds a tenant's limits
             log.exception("reservation_unreadable", org=org, rid=rid)
             return False
-        event = UsageEvent(
+        event = usage_event_of(
+            owner,
             rid=rid,
-            org=owner.org,
-            project=owner.project,
-            key_id=owner.key_id,
-            model=owner.model,
             pool=reservation.pool,
-            tier=owner.tier,
             outcome=Outcome.LOST,
             cause="nobody_settled",
-            tokens=Tokens(),
-            price=owner.price,
-            cost=Nano(0),
             attempts=0,
             estimated=True,
-            simulated=owner.simulated,
             settled_by="billing",
         )
         try:

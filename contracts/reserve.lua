@@ -23,24 +23,26 @@ if not state then return {-1, 'unknown_key', ''} end
 if state ~= a.key_state then return {-1, 'key_changed', state} end
 if redis.call('EXISTS', KEYS[1]) == 1 then return {-2, 'duplicate'} end
 
+-- A gateway whose clock is behind must not set a bucket's clock back: the same minute would refill it twice.
 local function level_of(key, limit)
   local capacity = limit * 1000
   local stored = redis.call('HMGET', key, 'level', 'at')
-  if not stored[1] then return capacity end
-  local elapsed = math.max(0, now - tonumber(stored[2]))
-  return math.min(capacity, tonumber(stored[1]) + math.floor(elapsed * capacity / 60000))
+  if not stored[1] then return capacity, now end
+  local at = tonumber(stored[2])
+  local elapsed = math.max(0, now - at)
+  return math.min(capacity, tonumber(stored[1]) + math.floor(elapsed * capacity / 60000)), math.max(now, at)
 end
 
-local levels, remaining = {}, {}
+local levels, times, remaining = {}, {}, {}
 for i, r in ipairs(a.rates) do
-  local level = level_of(r.key, r.limit)
+  local level, at = level_of(r.key, r.limit)
   local need = r.amount * 1000
   if need > level then
     local wait = -1
     if r.amount <= r.limit then wait = math.ceil((need - level) * 60 / r.limit) end
     return {0, 'rate', i - 1, wait, math.floor(level / 1000)}
   end
-  levels[i] = level - need
+  levels[i], times[i] = level - need, at
   remaining[#remaining + 1] = math.floor(levels[i] / 1000)
   remaining[#remaining + 1] = math.ceil((r.limit * 1000 - levels[i]) * 60 / math.max(1, r.limit))
 end
@@ -56,7 +58,7 @@ for i, b in ipairs(a.budgets) do
 end
 
 for i, r in ipairs(a.rates) do
-  redis.call('HSET', r.key, 'level', string.format('%.0f', levels[i]), 'at', string.format('%.0f', now))
+  redis.call('HSET', r.key, 'level', string.format('%.0f', levels[i]), 'at', string.format('%.0f', times[i]))
   redis.call('PEXPIRE', r.key, 120000)
 end
 for _, l in ipairs(a.leases) do

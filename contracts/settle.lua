@@ -20,10 +20,11 @@ for _, r in ipairs(a.rates) do
     local capacity = r.limit * 1000
     local stored = redis.call('HMGET', r.key, 'level', 'at')
     if stored[1] then
-      local elapsed = math.max(0, now - tonumber(stored[2]))
+      local at = tonumber(stored[2])
+      local elapsed = math.max(0, now - at)
       local level = math.min(capacity, tonumber(stored[1]) + math.floor(elapsed * capacity / 60000))
       level = math.min(capacity, level + back)
-      redis.call('HSET', r.key, 'level', string.format('%.0f', level), 'at', string.format('%.0f', now))
+      redis.call('HSET', r.key, 'level', string.format('%.0f', level), 'at', string.format('%.0f', math.max(now, at)))
       redis.call('PEXPIRE', r.key, 120000)
     end
   end

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from contracts import keys
+from contracts import keys, rating
 from contracts.identity import shard_of
+from contracts.rating import Tokens
 from contracts.resp import RespConnection
-from contracts.units import MAX_EXACT_NANO
-from contracts.usage import UsageEvent
+from contracts.units import MAX_EXACT_NANO, Nano
+from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
 from contracts.wire import VERSION, Owner, RequestOutcome
 
 KEEP_SETTLED_MS = 600_000
@@ -149,6 +150,33 @@ class SettlementScripts:
             args=[msgspec.msgpack.encode(request), msgspec.msgpack.encode(event), KEEP_SETTLED_MS],
         )
         return bool(answer == 1)
+
+
+def usage_event_of(
+    owner: Owner, *, rid: str, pool: str, outcome: Outcome, tokens: Tokens | None = None, **told: Any
+) -> UsageEvent:
+    """Return the event of a request that ended, with what it costs: nothing unless it is billable.
+
+    `told` are the other fields of UsageEvent, as far as whoever settles knows them.
+    """
+    tokens = tokens or Tokens()
+    billable = outcome.billable and told.get("cause") != EMPTY_ANSWER
+    return UsageEvent(
+        rid=rid,
+        org=owner.org,
+        project=owner.project,
+        key_id=owner.key_id,
+        model=owner.model,
+        pool=pool,
+        tier=owner.tier,
+        outcome=outcome,
+        tokens=tokens,
+        price=owner.price,
+        cost=rating.cost(tokens, owner.price) if billable else Nano(0),
+        simulated=owner.simulated,
+        dimensions=owner.dimensions,
+        **told,
+    )
 
 
 def actual_usage(event: UsageEvent) -> dict[str, int]:

@@ -1,13 +1,18 @@
 """The usage event: what the settle script hands to billing, once per request."""
 
 import enum
+from typing import Final
 
 import msgspec
 
+from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.lifecycle import HandOff, Path
 from contracts.rating import Price, Tokens
 from contracts.slo import Timings
 from contracts.units import Nano
+
+EMPTY_ANSWER: Final = "empty"
+"""Cause of a finished request that delivered nothing: it costs nothing."""
 
 
 class Outcome(enum.StrEnum):
@@ -58,6 +63,12 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False  # counts not confirmed by a worker
     simulated: bool = False  # a timed engine made the text
     settled_by: str = "gateway"  # gateway | scheduler | billing
+    dimensions: Dimensions = NO_DIMENSIONS
+
+    @property
+    def billable(self) -> bool:
+        """Whether the tenant pays."""
+        return self.outcome.billable and self.cause != EMPTY_ANSWER
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):

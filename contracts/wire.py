@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.identity import rid_bytes, rid_from_bytes
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, Role, WorkerState
 from contracts.parsing import Grammar, Parsing
@@ -57,6 +58,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     price: Price
     slo: SloTarget
     simulated: bool = False
+    dimensions: Dimensions = NO_DIMENSIONS
 
 
 # -- inbox: gateway -> scheduler -----------------------------------------------------------------------

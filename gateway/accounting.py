@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from contracts import rating
 from contracts.lifecycle import HandOff, Path, Phase
 from contracts.rating import Tokens
+from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget, Timings, met
-from contracts.units import Nano
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Placed
 from gateway.slots import Slot
@@ -49,21 +48,15 @@ def usage_event(
         slo_met = False
     first = streams.get(0)
     path, hand_off = _path(placed, first)
-    return UsageEvent(
+    return usage_event_of(
+        owner,
         rid=terms.rid,
-        org=owner.org,
-        project=owner.project,
-        key_id=owner.key_id,
-        model=owner.model,
         pool=terms.pool,
-        tier=owner.tier,
         outcome=outcome,
         cause=ending.cause,
         finish_reason=first.reason if first is not None and first.reason is not None else "",
         tokens=tokens,
         reasoning_tokens=reasoning_tokens,
-        price=owner.price,
-        cost=rating.cost(tokens, owner.price) if outcome.billable else Nano(0),
         path=path,
         hand_off=hand_off,
         attempts=max(1, attempt),
@@ -74,7 +67,6 @@ def usage_event(
         timings=timings,
         slo_met=slo_met,
         estimated=estimated,
-        simulated=owner.simulated,
     )
 
 

@@ -6,6 +6,7 @@ import time
 import msgspec
 
 from contracts.catalog import Catalog
+from contracts.dimensions import MAX_NAME, dimensions
 from gateway.models import Models
 from gateway.outputs import EventStream, WholeAnswer
 from gateway.prompt import PromptWorkshop
@@ -46,7 +47,13 @@ class Chat:
             num_samples=chat.num_samples,
             stream=bool(chat.stream),
             tier=chat.service_tier,
-            session=chat.prompt_cache_key or chat.user or "",
+            session=(chat.prompt_cache_key or chat.user or "")[:MAX_NAME],
+            dimensions=dimensions(
+                user=chat.user,
+                safety_identifier=chat.safety_identifier,
+                reference=arrival.reference,
+                metadata=chat.metadata,
+            ),
         )
         output = self._output(chat, arrival, model.name)
         return StartedChat(started=await self._starter.start(arrival, work, [output]), output=output)

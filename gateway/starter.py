@@ -12,21 +12,23 @@ first one has the id of the arrival. They start together or not at all.
 import asyncio
 import hashlib
 import hmac
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from litestar import Request
 from redis.exceptions import RedisError
 
+from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity
 from contracts.identity import new_rid
-from contracts.rating import Price, Tokens
+from contracts.rating import Price
+from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
-from contracts.units import Nano
-from contracts.usage import Outcome, UsageEvent
+from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import Authenticator, credential
@@ -44,6 +46,8 @@ from gateway.terms import Closed, Terms
 
 Http = Request[Any, Any, Any]
 
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose sender is known and whose body is read."""
@@ -56,6 +60,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     arrived_s: float  # monotonic
     route: str  # for metrics
     traceparent: str = ""
+    reference: str = ""  # the client's own name of the request
     batch: bool = False
 
     @property
@@ -75,6 +80,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     tier: str | None = None
     session: str = ""  # affinity key
+    dimensions: Dimensions = NO_DIMENSIONS
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +141,8 @@ class Starter:
             arrived_unix_ms=now_ms,
             arrived_s=arrived_s,
             route=request.url.path,
-            traceparent=request.headers.get("traceparent", ""),
+            traceparent=traceparent_of(request.headers),
+            reference=reference_of(request.headers),
         )
 
     async def start(self, arrival: Arrival, work: Work, outputs: Sequence[Output]) -> Started:
@@ -193,6 +200,7 @@ class Starter:
             price=price,
             slo=tiers.get(tier, SloTarget()),
             simulated=self._models.simulated(model.name),
+            dimensions=work.dimensions,
         )
 
     def _asked(self, arrival: Arrival, work: Work, owner: Owner, *, rid: str | None, prompt_tokens: int) -> Asked:
@@ -278,28 +286,30 @@ class Starter:
         )
 
 
+def reference_of(headers: Mapping[str, str]) -> str:
+    """Return the client's own name of a request, which is kept beside ours."""
+    return headers.get("x-client-request-id") or headers.get("x-request-id") or ""
+
+
+def traceparent_of(headers: Mapping[str, str]) -> str:
+    """Return the W3C trace context, or nothing when it is none: it is passed on to every process."""
+    given = headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else ""
+
+
 def cache_salt(key: str, org: str) -> str:
     """Return what keeps an organisation's prefixes apart from all others' in the engines' caches."""
     return hmac.new(key.encode(), org.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _never_ran(terms: Terms) -> Closed:
-    owner = terms.owner
-    event = UsageEvent(
+    event = usage_event_of(
+        terms.owner,
         rid=terms.rid,
-        org=owner.org,
-        project=owner.project,
-        key_id=owner.key_id,
-        model=owner.model,
         pool=terms.pool,
-        tier=owner.tier,
         outcome=Outcome.REFUSED,
         cause="not_admitted",
-        tokens=Tokens(),
-        price=owner.price,
-        cost=Nano(0),
         stream=terms.stream,
         batch=terms.batch,
-        simulated=owner.simulated,
     )
     return Closed(event=event, entry_id="", ended_unix_ms=terms.arrived_unix_ms)

@@ -13,9 +13,8 @@ from redis.asyncio import Redis
 
 from contracts import keys
 from contracts.lifecycle import HandOff, Phase, RequestState
-from contracts.rating import Tokens, cost
-from contracts.settlement import SettlementScripts, actual_usage, outcome_of
-from contracts.units import Nano
+from contracts.rating import Tokens
+from contracts.settlement import SettlementScripts, actual_usage, outcome_of, usage_event_of
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Counts
 from scheduler.book import Book, Request
@@ -135,21 +134,15 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
     ran = bool(request.parts)
     owner = request.submit.owner
     outcome = Outcome.FINISHED if finished else Outcome.INTERRUPTED
-    return UsageEvent(
+    return usage_event_of(
+        owner,
         rid=request.rid,
-        org=owner.org,
-        project=owner.project,
-        key_id=owner.key_id,
-        model=owner.model,
         pool=pool,
-        tier=owner.tier,
         outcome=outcome,
         cause="" if finished else "gateway_dead",
         finish_reason=streams[0].reason.value if streams and streams[0].reason is not None else "",
         tokens=tokens,
         reasoning_tokens=sum(part.counts.reasoning_tokens for part in streams if part.counts is not None),
-        price=owner.price,
-        cost=cost(tokens, owner.price) if finished else Nano(0),
         path=request.path if ran else None,
         hand_off=HandOff.DIRECT if ran and request.prefill_ref is not None else None,
         attempts=max(1, request.attempt),
@@ -158,7 +151,6 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
         prefill_worker=request.prefill_ref.worker_id if ran and request.prefill_ref is not None else "",
         decode_worker=request.decode_ref.worker_id if ran and request.decode_ref is not None else "",
         estimated=ran and not (confirmed and all(part.counts is not None for part in streams)),
-        simulated=owner.simulated,
         settled_by="scheduler",
     )
 

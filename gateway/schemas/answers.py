@@ -211,7 +211,7 @@ def meters_of(event: UsageEvent) -> list[MeterRow]:
     rows = []
     for meter in Meter:
         price = event.price.of(meter)
-        cost = rate(event.tokens.of(meter), price) if event.outcome.billable else 0
+        cost = rate(event.tokens.of(meter), price) if event.billable else 0
         rows.append(
             MeterRow(
                 meter=meter,
