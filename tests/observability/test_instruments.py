@@ -46,8 +46,8 @@ def test_a_gauge_whose_source_fails_is_counted_and_takes_no_other_away() -> None
     instruments.observe("pdgate_leader", lambda: [(1.0, {"pool": "a"})])
     assert series(instruments, "pdgate_leader") == {(("pool", "a"),): 1.0}
     assert series(instruments, "pdgate_streams") == {}
-    assert series(instruments, "pdgate_telemetry_faults") == {
-        (("fault", "source_failed"), ("instrument", "streams")): 1.0
+    assert series(instruments, "pdgate_telemetry_faults") == {  # one for each scrape
+        (("fault", "source_failed"), ("instrument", "streams")): 2.0
     }
 
 
