@@ -36,6 +36,7 @@ from typing import Annotated
 import msgspec
 
 from contracts.lifecycle import HandOff
+from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from contracts.units import NanoPerMillion
 
@@ -81,6 +82,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tool_parser: str = ""
     reasoning_parser: str = ""
     adapter: str = ""
+    latency: LatencyModel | None = None
+    """Costs of one of its workers, where they are known; otherwise they are learned."""
     tiers: Mapping[str, SloTarget] = msgspec.field(
         default_factory=lambda: {"default": SloTarget(ttft_ms=2000, tpot_ms=100)}
     )

@@ -15,6 +15,7 @@ from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
+from scheduler.profile import PoolProfile
 from scheduler.settings import Settings
 
 log = structlog.get_logger()
@@ -26,7 +27,16 @@ async def serve(settings: Settings) -> None:
     catalog = read_catalog(settings.catalog)
     telemetry = Telemetry()
     redis = redis_client(settings.redis_url)
-    pools = [PoolScheduler(redis, pool, settings=settings, instruments=telemetry.instruments) for pool in catalog.pools]
+    pools = [
+        PoolScheduler(
+            redis,
+            pool,
+            settings=settings,
+            instruments=telemetry.instruments,
+            profile=PoolProfile.of(catalog, pool),
+        )
+        for pool in catalog.pools
+    ]
     Gauges(pools).register(telemetry.instruments)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

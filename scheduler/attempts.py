@@ -190,6 +190,7 @@ class Attempts:
 
     def _prefill_done(self, worker: Worker, message: pb.PrefillDone) -> None:
         worker.prefill_computed(_names(message.id))
+        self._waiting.stir()  # the worker may take another prompt
         request, part = self._find(worker, message.id, pb.PHASE_PREFILL)
         if request is None or part is None or part.ended:
             return

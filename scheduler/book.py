@@ -3,12 +3,16 @@
 import enum
 from collections.abc import Iterator
 
+import msgspec
+
 from contracts.identity import rid_bytes
-from contracts.lifecycle import FinishReason, Path, Phase, RequestState, move_request
+from contracts.lifecycle import FinishReason, HandOff, Path, Phase, RequestState, Role, move_request
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, Counts, Submit, WorkerRef, counts_from_pb
 from scheduler.policy.cluster import RequestView
+from scheduler.policy.fairness import Ticket
 from scheduler.policy.placement import Reason
+from scheduler.policy.sizing import Sized
 from scheduler.worker import ChargeKey, Worker
 
 
@@ -55,29 +59,38 @@ class Request:
     """One inbox entry and where it stands. Only the dispatcher changes it."""
 
     __slots__ = (
+        "arrived_ms",
         "asked_gateway",
         "attempt",
         "blocked_by",
+        "blocked_ms",
+        "blocks",
+        "charged",
         "decode_ref",
         "ended_s",
         "entry_id",
         "excluded",
+        "hand_off",
         "hand_off_due_s",
         "hand_off_retries",
+        "hoped_cached_tokens",
         "not_before_s",
         "parts",
         "path",
         "placing",
         "prefill_ref",
         "prompt_tokens",
+        "pushed_ms",
         "queued_s",
         "reason",
         "rid_bytes",
         "rooms",
         "seq",
+        "sized",
         "state",
         "stop_requested",
         "submit",
+        "tier",
         "workers",
     )
 
@@ -87,6 +100,14 @@ class Request:
         self.seq = seq
         self.rid_bytes = rid_bytes(submit.rid)
         self.prompt_tokens = len(submit.prompt) // 4
+        self.tier = submit.owner.tier
+        self.hand_off = HandOff.DIRECT  # of the pool
+        self.sized: Sized | None = None  # what was forecast when it arrived
+        self.blocks: tuple[int, ...] = ()  # names of its prompt's full blocks
+        self.hoped_cached_tokens = 0  # prefix hit that its placement counts on
+        self.charged = False  # its tenant was charged its forecast cost
+        self.arrived_ms = self.pushed_ms = now_s * 1000  # at the gateway; into the queue. Monotonic
+        self.blocked_ms: dict[Role, float] = {}  # waiting in the queue, by the role that had no room
         self.state = RequestState.QUEUED
         self.queued_s = now_s
         self.not_before_s = 0.0
@@ -112,6 +133,17 @@ class Request:
         """The request's id."""
         return self.submit.rid
 
+    @property
+    def ticket(self) -> Ticket:
+        """Its place in the order. A request that was charged before, runs again at no cost to its tenant."""
+        assert self.sized is not None
+        return msgspec.structs.replace(self.sized.ticket, cost=0.0) if self.charged else self.sized.ticket
+
+    @property
+    def work_ms(self) -> float:
+        """Its prompt's compute time, as forecast."""
+        return self.sized.work_ms if self.sized is not None else 0.0
+
     def move(self, to: RequestState) -> None:
         """Change the state. Raises contracts.lifecycle.IllegalMove."""
         self.state = move_request(self.state, to)
@@ -127,6 +159,7 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             max_tokens=submit.sampling.max_tokens,
             num_samples=submit.num_samples,
+            hand_off=self.hand_off,
             excluded=frozenset(self.excluded),
         )
 

@@ -20,18 +20,20 @@ import structlog
 from redis.exceptions import RedisError
 
 from contracts.identity import new_room
-from contracts.lifecycle import HandOff, Path, Phase, RequestState
+from contracts.lifecycle import HandOff, Path, Phase, RequestState, Role
 from contracts.wire import Placed, Submit
 from observability.metrics import Instruments
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
-from scheduler.policy.admission import refuse_on_arrival, refuse_waiting
+from scheduler.policy.admission import Refusal, refuse_on_arrival, refuse_waiting
 from scheduler.policy.cluster import Limits
-from scheduler.policy.placement import Placement, Reason, place
+from scheduler.policy.placement import Reason
+from scheduler.policy.scoring import Scored
 from scheduler.record import Placed as Recorded
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
+from scheduler.router import Router
 from scheduler.submits import submits
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue, view
@@ -56,6 +58,7 @@ class Dispatcher:
         lease: LeaderLease,
         write_ahead: WriteAhead,
         outbox: Outbox,
+        router: Router,
         limits: Limits,
         instruments: Instruments,
         now_s: Callable[[], float] = time.monotonic,
@@ -69,6 +72,7 @@ class Dispatcher:
         self._lease = lease
         self._write_ahead = write_ahead
         self._outbox = outbox
+        self._router = router
         self._limits = limits
         self._instruments = instruments
         self._now_s = now_s
@@ -98,6 +102,7 @@ class Dispatcher:
         """Take a request into the book without queueing it."""
         self._seq += 1
         request = Request(submit, entry_id, seq=self._seq, now_s=self._now_s())
+        self._router.size_up(request)
         self._book.add(request)
         return request
 
@@ -121,27 +126,30 @@ class Dispatcher:
         chosen: list[Recorded] = []
         now_s = self._now_s()
         self._blocked_by = None
-        for request in self._waiting:
-            if request.not_before_s > now_s:
-                continue
-            result = place(request.view(), self._registry.cluster(), self._limits)
-            if isinstance(result, Placement):
-                self._waiting.remove(request)
+        turns = self._waiting.turns(now_s)
+        short_of: Role | None = None
+        while len(chosen) < _BATCH and (request := turns.next()) is not None:
+            gives_way = self._waiting.gives_way(request)
+            result = self._router.place(request, self._registry.cluster(), gives_way=gives_way)
+            if isinstance(result, Scored):
+                self._waiting.take(request, now_s)
+                request.charged = True
                 chosen.append(self._choose(request, result))
-                if len(chosen) >= _BATCH:
-                    break
                 continue
             request.blocked_by = result.reason
-            if result.reason is Reason.ALL_EXCLUDED:
+            if result.reason is Reason.TOO_LONG:
+                self._verdicts.refuse_for(request, Refusal.TOO_LONG)
+            elif result.reason is Reason.ALL_EXCLUDED:
                 # Nowhere else to go: the same workers again, after a pause, within the attempts left.
                 request.excluded.clear()
                 request.not_before_s = now_s + _RETRY_PAUSE_S
-            elif result.reason is not Reason.TOO_LONG:
-                self._blocked_by = result.reason
-                break  # those behind wait too, so that a long prompt is not overtaken for ever
+                self._waiting.pause(request, request.not_before_s)
+            elif turns.no_room(request.ticket):
+                self._blocked_by, short_of = result.reason, result.short_of
+        self._waiting.blocked(short_of, now_s)
         return chosen
 
-    def _choose(self, request: Request, placement: Placement) -> Recorded:
+    def _choose(self, request: Request, placement: Scored) -> Recorded:
         replaces = request.attempt
         submit = request.submit
         request.attempt += 1
@@ -149,6 +157,7 @@ class Dispatcher:
         request.path = placement.path
         request.reason = placement.reason
         request.blocked_by = None
+        self._router.placed(request, placement)
         samples = range(submit.num_samples)
         request.rooms = tuple(new_room() for _ in samples) if placement.prefill is not None else ()
         decode = self._registry.get(placement.decode.worker_id, placement.decode.epoch)
@@ -171,13 +180,13 @@ class Dispatcher:
 
     def charge(self, request: Request, part: Part) -> None:
         """Count a part against its worker."""
-        prompt = request.prompt_tokens
-        if part.phase is Phase.PREFILL:
-            kv = prompt
-        else:
-            kv = self._limits.promised_tokens(prompt, request.submit.sampling.max_tokens, 1)
+        prompt = kv = request.prompt_tokens
+        if part.phase is not Phase.PREFILL:
+            assert request.sized is not None
+            kv += min(request.submit.sampling.max_tokens, request.sized.promised_output)
+        uncached = max(1, prompt - request.hoped_cached_tokens)
         part.worker.charge(
-            request.key(part.sample), kv_tokens=kv, prefill_tokens=0 if part.phase is Phase.DECODE else prompt
+            request.key(part.sample), kv_tokens=kv, prefill_tokens=0 if part.phase is Phase.DECODE else uncached
         )
         if part.worker not in request.workers:
             request.workers.append(part.worker)

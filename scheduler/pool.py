@@ -28,8 +28,10 @@ from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
+from scheduler.profile import PoolProfile
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
+from scheduler.router import Router
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
 from scheduler.takeover import Takeover
@@ -63,11 +65,13 @@ class PoolScheduler:
         *,
         settings: Settings,
         instruments: Instruments,
+        profile: PoolProfile | None = None,
         limits: Limits | None = None,
         timing: Timing | None = None,
     ) -> None:
         self._redis = redis
         self._settings = settings
+        self._profile = profile or PoolProfile()
         self._timing = timing or Timing()
         self._limits = limits or Limits()
         self._instruments = instruments
@@ -122,6 +126,7 @@ class PoolScheduler:
             lease=self.lease,
             registry=self.registry,
             instruments=self._instruments,
+            profile=self._profile,
             limits=self._limits,
             timing=self._timing,
         )
@@ -144,6 +149,7 @@ class Term:
         lease: LeaderLease,
         registry: WorkerRegistry,
         instruments: Instruments,
+        profile: PoolProfile,
         limits: Limits,
         timing: Timing,
     ) -> None:
@@ -161,6 +167,7 @@ class Term:
         self.outbox = Outbox(self._connection, pool)
         self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0
+        self.router = Router(profile)
         self.waiting = WaitingQueue()
         self.verdicts = Verdicts(
             pool,
@@ -180,6 +187,7 @@ class Term:
             lease=lease,
             write_ahead=WriteAhead(self._connection, pool, lease),
             outbox=self.outbox,
+            router=self.router,
             limits=limits,
             instruments=instruments,
         )

@@ -1,44 +1,104 @@
-"""Requests that wait for a worker, in the order of policy.admission."""
+"""Requests that wait for a worker, in the order of policy.fairness."""
 
 import asyncio
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from contracts.lifecycle import Role
 from scheduler.book import Request
-from scheduler.policy.admission import WaitingView, order
+from scheduler.policy.admission import WaitingView
+from scheduler.policy.fairness import FairLimits, FairQueue
+from scheduler.policy.turns import Turns
 
 
 class WaitingQueue:
-    """An ordered queue from which any request can leave. It wakes whoever places."""
+    """An ordered queue from which any request can leave. It wakes whoever places.
 
-    def __init__(self) -> None:
+    It also keeps account of what those who wait are waiting for: after each pass, which role had no room.
+    """
+
+    def __init__(self, fair: FairLimits | None = None) -> None:
         self._stirred = asyncio.Event()
-        self._keys: list[tuple[int, int]] = []
-        self._requests: dict[tuple[int, int], Request] = {}
+        self._fair: FairQueue[Request] = FairQueue(fair or FairLimits())
+        self._paused: dict[Request, float] = {}  # until when, monotonic s
+        self._requests: dict[Request, None] = {}  # in the order of arrival
+        self._per_tenant: dict[str, int] = {}
+        self.work_ms = 0.0
+        """Prompt work of those who wait."""
+        self._blocked_by: Role | None = None
+        self._blocked_since_ms = 0.0
+        self._blocked_ms = dict.fromkeys(Role, 0.0)
+        self._at_push: dict[Request, dict[Role, float]] = {}
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield in order; the queue may change meanwhile."""
-        for key in tuple(self._keys):
-            request = self._requests.get(key)
-            if request is not None:
-                yield request
+        """Yield in the order of arrival; the queue may change meanwhile."""
+        return iter(tuple(self._requests))
+
+    @property
+    def num_in_time(self) -> int:
+        """Those who can still meet their deadline, as far as seen."""
+        return self._fair.num_in_time
+
+    def num_of(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
+        return self._per_tenant.get(tenant, 0)
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants of whom any request waits."""
+        return len(self._per_tenant)
+
+    def oldest_in_time_ms(self, now_ms: float) -> float:
+        """Return how long the oldest request has waited that can still be in time; 0 without any."""
+        for request in self._requests:
+            if request.ticket.latest_start_ms >= now_ms:
+                return now_ms - request.pushed_ms
+        return 0.0
 
     def push(self, request: Request, now_s: float) -> None:
-        """Add a QUEUED request. One that waited before gets its old place, by its arrival."""
+        """Add a QUEUED request. One that waited before gets its old place, by its deadline."""
+        self.remove(request)
         request.queued_s = now_s
+        request.pushed_ms = now_s * 1000
         request.blocked_by = None
-        key = order(view(request))
-        if key not in self._requests:
-            insort(self._keys, key)
-        self._requests[key] = request
+        self._requests[request] = None
+        tenant = request.submit.owner.org
+        self._per_tenant[tenant] = self._per_tenant.get(tenant, 0) + 1
+        self.work_ms += request.work_ms
+        self._count_blocked(now_s * 1000)
+        self._at_push[request] = dict(self._blocked_ms)
+        if request.not_before_s > now_s:
+            self._paused[request] = request.not_before_s
+        else:
+            self._fair.push(request, request.ticket)
         self._stirred.set()
+
+    def pause(self, request: Request, until_s: float) -> None:
+        """Keep a waiting request out of turn for a while."""
+        if self._fair.remove(request):
+            self._paused[request] = until_s
+
+    def turns(self, now_s: float) -> Turns[Request]:
+        """Begin a pass over those whose pause is over."""
+        for request in [r for r, until_s in self._paused.items() if until_s <= now_s]:
+            del self._paused[request]
+            self._fair.push(request, request.ticket)
+        return Turns(self._fair, now_s * 1000)
+
+    def gives_way(self, request: Request) -> bool:
+        """Whether it is late, and goes only because nobody in time wants the room now."""
+        return self._fair.gives_way(request)
+
+    def blocked(self, by: Role | None, now_s: float) -> None:
+        """Take how a pass ended: which role had no room for the next in turn; None = nobody was left waiting."""
+        self._count_blocked(now_s * 1000)
+        self._blocked_by = by
 
     def stir(self) -> None:
         """Have those who wait tried again: capacity may have changed."""
-        if self._keys:
+        if self._requests:
             self._stirred.set()
 
     async def stirred(self) -> None:
@@ -46,19 +106,47 @@ class WaitingQueue:
         await self._stirred.wait()
         self._stirred.clear()
 
+    def take(self, request: Request, now_s: float) -> None:
+        """Take out the request in turn, which now runs, and charge its tenant."""
+        self._fair.take(request)
+        self._leave(request, now_s * 1000)
+
     def remove(self, request: Request) -> bool:
-        """Take a request out; return whether it was waiting."""
-        key = order(view(request))
-        if self._requests.pop(key, None) is None:
+        """Take a request out wherever it is; return whether it was waiting."""
+        if request not in self._requests:
             return False
-        del self._keys[bisect_left(self._keys, key)]
+        self._paused.pop(request, None)
+        self._fair.remove(request)
+        self._leave(request, None)
         return True
+
+    def correct(self, request: Request, actual_cost: float) -> None:
+        """Replace the forecast cost that a request's tenant was charged by the real one."""
+        self._fair.correct(request.ticket, actual_cost)
+
+    def _leave(self, request: Request, now_ms: float | None) -> None:
+        del self._requests[request]
+        self.work_ms = max(0.0, self.work_ms - request.work_ms)
+        tenant = request.submit.owner.org
+        self._per_tenant[tenant] -= 1
+        if not self._per_tenant[tenant]:
+            del self._per_tenant[tenant]
+        at_push = self._at_push.pop(request)
+        if now_ms is not None:
+            self._count_blocked(now_ms)
+            for role, total_ms in self._blocked_ms.items():
+                request.blocked_ms[role] = request.blocked_ms.get(role, 0.0) + total_ms - at_push[role]
+
+    def _count_blocked(self, now_ms: float) -> None:
+        if self._blocked_by is not None:
+            self._blocked_ms[self._blocked_by] += max(0.0, now_ms - self._blocked_since_ms)
+        self._blocked_since_ms = now_ms
 
 
 def view(request: Request, *, now_s: float | None = None) -> WaitingView:
     """Return a waiting request as policy sees it."""
     return WaitingView(
-        tier=request.submit.owner.tier,
+        tier=request.tier,
         arrival_seq=request.seq,
         deadline_unix_ms=request.submit.deadline_unix_ms,
         waited_s=0.0 if now_s is None else now_s - request.queued_s,
