@@ -17,6 +17,7 @@ import grpc.aio
 import structlog
 
 from contracts.identity import rid_from_bytes
+from contracts.parsing import detail_from_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
 from contracts.wire import PHASE_FROM_PB, VERSION, WorkerRef
@@ -147,11 +148,14 @@ class WorkerLink:
         for opened in batch.opened:
             self._open(opened)
         find, touched = self._slots.get, []
-        for handle, text, num_tokens in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
-            slot = find(handle)
-            if slot is not None:
-                slot.push(text, num_tokens)
-                touched.append(slot.output)
+        if batch.details:
+            touched += self._take_details(batch)
+        else:
+            for handle, text, num_tokens in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
+                slot = find(handle)
+                if slot is not None:
+                    slot.push(text, num_tokens)
+                    touched.append(slot.output)
         if batch.finished:
             touched += self._finish(batch)
             self._acknowledge_soon()
@@ -159,6 +163,19 @@ class WorkerLink:
             self._wake.set()
         for output in touched:
             output.flush()
+
+    def _take_details(self, batch: pb.StepBatch) -> list[Output]:
+        """Push the chunks of a batch in which some are more than text, and return their outputs."""
+        details = {detail.entry: detail_from_pb(detail) for detail in batch.details}
+        touched: list[Output] = []
+        for entry, (handle, text, num_tokens) in enumerate(
+            zip(batch.handle, batch.text, batch.num_tokens, strict=True)
+        ):
+            slot = self._slots.get(handle)
+            if slot is not None:
+                slot.push(text, num_tokens, details.get(entry))
+                touched.append(slot.output)
+        return touched
 
     def _acknowledge_soon(self) -> None:
         if self._ack_timer is None:

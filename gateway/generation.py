@@ -116,7 +116,7 @@ class Generation:
         reason = slot.reason
         if reason is not None and reason.complete:
             self.accepted = True
-            self.output.sample_finished(slot.sample, reason)
+            self.output.sample_finished(slot.sample, reason, slot.matched_stop)
             self._num_done += 1
             if self._num_done == self.terms.num_samples:
                 self._end(Ending(Outcome.FINISHED), wait_s=COUNTS_WAIT_S)

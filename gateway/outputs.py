@@ -2,22 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from contracts.errors import ServingError, openai_body
 from contracts.lifecycle import FinishReason
+from contracts.parsing import Detail
 from contracts.usage import UsageEvent
-from gateway.schemas.answers import (
-    AssistantMessage,
-    ChatCompletion,
-    Choice,
-    Served,
-    Usage,
-    served_of,
-    usage_of,
-)
+from gateway.samples import Sample, joined
+from gateway.schemas.answers import ChatCompletion, Served, Usage, served_of, usage_of
+from gateway.schemas.choices import choice_of, delta_of, finish_reason, logprobs_of
 from gateway.sse import DONE, ChunkTemplate, encode_text, error_event
 from gateway.writer import EventWriter
 
@@ -38,12 +33,16 @@ class Output(Protocol):
         """Write the text of one chunk."""
         ...
 
+    def detailed(self, sample: int, text: str, detail: Detail) -> None:
+        """Write a chunk that is more than text: reasoning, tool calls, log probabilities."""
+        ...
+
     def flush(self) -> None:
         """Send what was written since the last flush. Called once per batch."""
         ...
 
-    def sample_finished(self, sample: int, reason: FinishReason) -> None:
-        """Write the end of one sample."""
+    def sample_finished(self, sample: int, reason: FinishReason, matched_stop: str = "") -> None:
+        """Write the end of one sample; `matched_stop` is the stop string that ended it, if one did."""
         ...
 
     def succeeded(self, event: UsageEvent) -> None:
@@ -81,6 +80,7 @@ class EventStream:
         self._prefix = list(template.first_prefix)  # per sample; the role goes with the first chunk
         self._suffix = template.text_suffix
         self._spoken = [False] * num_samples
+        self._calls = [0] * num_samples
         self._with_usage = with_usage
         self._currency = currency
 
@@ -106,15 +106,37 @@ class EventStream:
         self._prefix[sample] = self._template.text_prefix[sample]
         self._spoken[sample] = self.writer.spoken = True
 
+    def detailed(self, sample: int, text: str, detail: Detail) -> None:
+        """Append a chunk that is more than text, each tool call in a chunk of its own as OpenAI does."""
+        calls = joined(detail.tool_calls)
+        self._calls[sample] += len(calls)
+        rest = logprobs_of(detail.logprobs)
+        first = not self._spoken[sample]
+        if detail.reasoning or text or not calls:
+            delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {}
+            if detail.reasoning:
+                delta["reasoning_content"] = detail.reasoning
+            if text:
+                delta["content"] = text
+            if delta or rest:
+                self._pending.append(self._template.detailed(sample, delta, rest))
+            first, rest = False, None
+        for call in calls:
+            delta = {"role": "assistant", "content": None} if first else {}
+            self._pending.append(self._template.detailed(sample, delta | {"tool_calls": [delta_of(call)]}, rest))
+            first, rest = False, None
+        self._prefix[sample] = self._template.text_prefix[sample]
+        self._spoken[sample] = self.writer.spoken = True
+
     def flush(self) -> None:
         """Send what is pending."""
         self.writer.flush()
 
-    def sample_finished(self, sample: int, reason: FinishReason) -> None:
+    def sample_finished(self, sample: int, reason: FinishReason, matched_stop: str = "") -> None:  # noqa: ARG002 - not told here
         """Append the chunk with the finish reason; `flush` sends it."""
         if not self._spoken[sample]:
             self.piece(sample, "")
-        self._pending.append(self._template.finish(sample, reason))
+        self._pending.append(self._template.finish(sample, finish_reason(reason, self._calls[sample])))
 
     def succeeded(self, event: UsageEvent) -> None:
         """Send the usage, if asked for, and [DONE]."""
@@ -150,8 +172,7 @@ class WholeAnswer:
         self._model = model
         self._currency = currency
         self._now_s = now_s
-        self._texts: list[list[str]] = [[] for _ in range(num_samples)]
-        self._reasons = [""] * num_samples
+        self.samples = [Sample() for _ in range(num_samples)]
         self._ended = asyncio.Event()
 
     def placed(self) -> None:
@@ -161,14 +182,20 @@ class WholeAnswer:
         """Keep one chunk."""
         if self.first_sent_s is None:
             self.first_sent_s = self._now_s()
-        self._texts[sample].append(text)
+        self.samples[sample].piece(text)
+
+    def detailed(self, sample: int, text: str, detail: Detail) -> None:
+        """Keep a chunk that is more than text."""
+        if self.first_sent_s is None:
+            self.first_sent_s = self._now_s()
+        self.samples[sample].detailed(text, detail)
 
     def flush(self) -> None:
         """Nothing is sent before the end."""
 
-    def sample_finished(self, sample: int, reason: FinishReason) -> None:
+    def sample_finished(self, sample: int, reason: FinishReason, matched_stop: str = "") -> None:
         """Keep the finish reason."""
-        self._reasons[sample] = reason
+        self.samples[sample].finished(reason, matched_stop)
 
     def succeeded(self, event: UsageEvent) -> None:
         """Let the reader go on."""
@@ -195,10 +222,7 @@ class WholeAnswer:
         """Return the body of a successful answer."""
         usage: Usage = usage_of(event)
         served: Served = served_of(event, self._currency)
-        choices = [
-            Choice(index=i, message=AssistantMessage(content="".join(texts)), finish_reason=reason)
-            for i, (texts, reason) in enumerate(zip(self._texts, self._reasons, strict=True))
-        ]
+        choices = [choice_of(index, sample) for index, sample in enumerate(self.samples)]
         body = ChatCompletion(
             id=self._chunk_id,
             created=self._created_s,

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from contracts.lifecycle import FinishReason, Phase
+from contracts.parsing import Detail
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, Counts, Stages, counts_from_pb, stages_from_pb
 from gateway.outputs import Output
@@ -29,6 +30,7 @@ class Slot:
     __slots__ = (
         "counts",
         "generation",
+        "matched_stop",
         "muted",
         "num_tokens",
         "output",
@@ -48,20 +50,25 @@ class Slot:
         self.muted = False
         self.num_tokens = 0
         self.reason: FinishReason | None = None
+        self.matched_stop = ""
         self.counts = Counts()
         self.stages = Stages()
 
-    def push(self, text: str, num_tokens: int) -> None:
-        """Take one chunk. The hot path: once per token."""
+    def push(self, text: str, num_tokens: int, detail: Detail | None = None) -> None:
+        """Take one chunk; `detail` is what it holds besides text. The hot path: once per token."""
         if self.muted:
             return
         self.num_tokens += num_tokens
         self.generation.accepted = True
-        self.output.piece(self.sample, text)
+        if detail is None:
+            self.output.piece(self.sample, text)
+        else:
+            self.output.detailed(self.sample, text, detail)
 
     def finish(self, finished: pb.Finished) -> None:
         """Take the end and the final counts."""
         self.reason = FINISH_FROM_PB.get(finished.reason, FinishReason.ERROR)
+        self.matched_stop = finished.matched_stop
         self.counts = counts_from_pb(finished.counts)
         self.stages = stages_from_pb(finished.stages)
         if not self.muted:

@@ -41,6 +41,15 @@ class ChunkTemplate:
         ]
         self.text_suffix = b'},"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 
+    def detailed(self, index: int, delta: Any, logprobs: Any) -> bytes:
+        """Return a chunk with any delta."""
+        tail = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]' % (
+            index,
+            msgspec.json.encode(delta),
+            msgspec.json.encode(logprobs),
+        )
+        return self._open + tail + self._usage + b"}\n\n"
+
     def finish(self, index: int, reason: str) -> bytes:
         """Return the chunk that ends a sample."""
         tail = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (index, encode_text(reason))

@@ -7,6 +7,7 @@ import msgspec
 
 from contracts.rating import Meter, rate
 from contracts.usage import UsageEvent
+from gateway.schemas.choices import Choice
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,23 +46,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano: int
     currency: str
     simulated: bool  # a timed engine made the text
-
-
-class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
-
-    content: str
-    role: str = "assistant"
-    refusal: str | None = None
-
-
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample of the answer."""
-
-    index: int
-    message: AssistantMessage
-    finish_reason: str
-    logprobs: None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
