@@ -19,8 +19,8 @@ from gateway.writer import EventWriter
 STOP = FinishReason.STOP
 
 
-def call(index, arguments="", *, id="", name=""):
-    return ToolCallDelta(index=index, id=id, name=name, arguments=arguments)
+def call(index, arguments="", *, call_id="", name=""):
+    return ToolCallDelta(index=index, id=call_id, name=name, arguments=arguments)
 
 
 def token(raw: bytes, logprob=-0.5, top=()):
@@ -68,8 +68,8 @@ TOOLS = [
     (0, "", Detail(reasoning="Let me ")),
     (0, "", Detail(reasoning="look.")),
     (0, "Sure. ", Detail()),
-    (0, "", Detail(tool_calls=(call(0, id="call_a", name="weather"), call(0, '{"city":')))),
-    (0, "", Detail(tool_calls=(call(0, ' "Paris"}'), call(1, id="call_b", name="time"), call(1, "{}")))),
+    (0, "", Detail(tool_calls=(call(0, call_id="call_a", name="weather"), call(0, '{"city":')))),
+    (0, "", Detail(tool_calls=(call(0, ' "Paris"}'), call(1, call_id="call_b", name="time"), call(1, "{}")))),
 ]
 
 
@@ -110,7 +110,7 @@ def test_a_whole_answer_says_what_the_stream_said():
 
 
 def test_an_answer_of_calls_alone_has_no_content():
-    chunks = [(0, "", Detail(tool_calls=(call(0, "{}", id="call_a", name="f"),)))]
+    chunks = [(0, "", Detail(tool_calls=(call(0, "{}", call_id="call_a", name="f"),)))]
     assert choice_of(0, whole(chunks)).message.content is None
     first = streamed(chunks)[0]["choices"][0]["delta"]
     assert first["role"] == "assistant"
@@ -118,7 +118,7 @@ def test_an_answer_of_calls_alone_has_no_content():
 
 
 def test_calls_that_are_cut_off_end_with_length():
-    chunks = [(0, "", Detail(tool_calls=(call(0, '{"a', id="call_a", name="f"),)))]
+    chunks = [(0, "", Detail(tool_calls=(call(0, '{"a', call_id="call_a", name="f"),)))]
     assert streamed(chunks, reason=FinishReason.LENGTH)[-1]["choices"][0]["finish_reason"] == "length"
 
 
