@@ -85,6 +85,11 @@ HISTOGRAMS: Final = _by_name(
 _GAUGES: Final = (
     # gateway
     Declared("streams", "Requests in this gateway."),
+    Declared(
+        "tenant_token_share",
+        "Share of the last minutes' tokens by tenants' rank: 1, 2-10, rest; 0 to 1.",
+        ("rank",),
+    ),
     Declared("settlements_waiting", "Ended requests that are not settled yet."),
     Declared("settlements_journalled", "Settlements that only the journal holds."),
     # scheduler
