@@ -36,12 +36,15 @@ class ContextTooLong(ServingError):
 
     code, type, http_status = "context_length_exceeded", "invalid_request_error", 400
 
-    def __init__(self, *, prompt_tokens: int, limit_tokens: int, at_least: bool = False) -> None:
+    def __init__(
+        self, *, prompt_tokens: int, limit_tokens: int, at_least: bool = False, param: str = "messages"
+    ) -> None:
         """`at_least`: `prompt_tokens` is a lower bound, since a prompt that long is not counted to its end."""
         super().__init__(
-            f"This model's maximum context length is {limit_tokens} tokens; your messages are"
-            f"{' at least' if at_least else ''} {prompt_tokens} tokens. Shorten the messages.",
-            param="messages",
+            f"This model's maximum context length is {limit_tokens} tokens; your {param}"
+            f" {'has' if param == 'prompt' else 'are' if param == 'messages' else 'is'}"
+            f"{' at least' if at_least else ''} {prompt_tokens} tokens. Shorten the {param}.",
+            param=param,
         )
 
 

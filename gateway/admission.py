@@ -48,6 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     now_ms: int
     deadline_ms: int
+    prompt_field: str = "messages"  # what the prompt is called in the body
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +143,9 @@ def most_tokens(asked: Asked) -> int:
     """
     room = asked.context_tokens - asked.prompt_tokens
     if room < (1 if asked.asked_tokens is not None else MIN_USEFUL_TOKENS):
-        raise ContextTooLong(prompt_tokens=asked.prompt_tokens, limit_tokens=asked.context_tokens)
+        raise ContextTooLong(
+            prompt_tokens=asked.prompt_tokens, limit_tokens=asked.context_tokens, param=asked.prompt_field
+        )
     return min(asked.asked_tokens or asked.default_tokens, room)
 
 

@@ -26,6 +26,7 @@ from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
 from gateway.auth import Authenticator
 from gateway.chat import Chat
+from gateway.completions import Completions
 from gateway.errors import Edge
 from gateway.fleet import Fleet
 from gateway.inbox import Inbox
@@ -38,9 +39,11 @@ from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.records import Records
 from gateway.routes.chat import chat_routes
+from gateway.routes.completions import completion_routes
 from gateway.routes.health import health_routes
 from gateway.routes.models import model_routes
 from gateway.routes.requests import request_routes
+from gateway.routes.tokens import token_routes
 from gateway.settings import Settings
 from gateway.settlement import Settlement
 from gateway.starter import Starter
@@ -119,6 +122,7 @@ class Gateway:
             effects=Outward(self.fleet, self.inbox, self.settlement),
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
+        self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
@@ -226,6 +230,8 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     app = Litestar(
         route_handlers=[
             *chat_routes(gateway.starter, gateway.chat, gateway.answers),
+            *completion_routes(gateway.starter, gateway.completions, gateway.answers),
+            *token_routes(gateway.starter, gateway.models, gateway.workshop),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),

@@ -1,16 +1,21 @@
 """One chat completion from the body to its output."""
 
 import asyncio
-import time
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from contracts.catalog import Catalog
 from contracts.dimensions import MAX_NAME, dimensions
+from contracts.usage import UsageEvent
 from gateway.models import Models
 from gateway.outputs import EventStream, WholeAnswer
 from gateway.prompt import PromptWorkshop
+from gateway.samples import Sample
+from gateway.schemas.answers import ChatCompletion, served_of, usage_of
 from gateway.schemas.chat import ChatRequest, decode_chat
+from gateway.schemas.choices import choice_of
 from gateway.sse import SIMULATED, ChunkTemplate
 from gateway.starter import Arrival, Started, Starter, Work
 from gateway.writer import EventWriter
@@ -60,14 +65,7 @@ class Chat:
 
     def _output(self, chat: ChatRequest, arrival: Arrival, model: str) -> EventStream | WholeAnswer:
         if not chat.stream:
-            return WholeAnswer(
-                chunk_id=f"chatcmpl-{arrival.rid}",
-                created_s=arrival.created_s,
-                model=model,
-                num_samples=chat.num_samples,
-                currency=self._currency,
-                now_s=time.monotonic,
-            )
+            return WholeAnswer(partial(self._body, arrival, model), num_samples=chat.num_samples)
         template = ChunkTemplate(
             chunk_id=f"chatcmpl-{arrival.rid}",
             created_s=arrival.created_s,
@@ -83,3 +81,14 @@ class Chat:
             with_usage=chat.wants_usage,
             currency=self._currency,
         )
+
+    def _body(self, arrival: Arrival, model: str, samples: Sequence[Sample], event: UsageEvent) -> bytes:
+        body = ChatCompletion(
+            id=f"chatcmpl-{arrival.rid}",
+            created=arrival.created_s,
+            model=model,
+            choices=[choice_of(index, sample) for index, sample in enumerate(samples)],
+            usage=usage_of(event),
+            pdgate=served_of(event, self._currency),
+        )
+        return msgspec.json.encode(body)

@@ -197,8 +197,12 @@ class Generation:
 
     def gateway_stops(self) -> None:
         """Break off: this process ends. Costs the tenant nothing."""
+        self.break_off("gateway_stopped")
+
+    def break_off(self, cause: str) -> None:
+        """Break off for a reason of ours. Costs the tenant nothing."""
         if self.ending is None:
-            self._fail(_interrupted(), cause="gateway_stopped")
+            self._fail(_interrupted(), cause=cause)
 
     def close_now(self) -> None:
         """Settle with the counts known so far."""

@@ -58,6 +58,17 @@ class Models:
             raise _not_ready(public, self.missing(public), retry_after_s=10)
         return Servable(public, model, self.catalog.pool_of(public), prompt)
 
+    def tokenizer(self, name: str) -> tuple[ChatPrompt, Model]:
+        """Return what encodes a model's prompts. Raises ModelNotFound, NoCapacity."""
+        found = self.catalog.find(name)
+        if found is None:
+            raise ModelNotFound(name)
+        public, model = found
+        prompt = self._prompts.get(model.tokenizer)
+        if prompt is None:
+            raise _not_ready(public, self.missing(public), retry_after_s=10)
+        return prompt, model
+
     def check_path(self, servable: Servable) -> None:
         """Raise NoCapacity when no complete path of workers is ready."""
         lacking = self._fleet.missing_path(servable.pool, servable.model.hand_off)

@@ -4,34 +4,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, RequestBody, Schema
-
-from gateway.schemas.answers import ChatCompletion
-from gateway.schemas.chat import ChatRequest
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, RequestBody, Schema
 
 
-def chat_operation() -> type[Operation]:
-    """Return the operation class that describes body and answers of a chat completion."""
-    request, answer = _schema(ChatRequest), _schema(ChatCompletion)
+def json_operation(
+    request: Any, answer: type[msgspec.Struct], *, streams: bool = False, status: int = 200
+) -> type[Operation]:
+    """Return the operation class of a handler that takes and gives JSON, or an event stream where it `streams`."""
+    asked, given = _schema(request), _schema(answer)
+    content = {"application/json": OpenAPIMediaType(schema=given)}
+    if streams:
+        content["text/event-stream"] = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING))
 
     @dataclass
-    class ChatOperation(Operation):
+    class JsonOperation(Operation):
         def __post_init__(self) -> None:
-            self.request_body = RequestBody(
-                content={"application/json": OpenAPIMediaType(schema=request)}, required=True
-            )
+            self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=asked)}, required=True)
+            words = "The answer; an event stream when `stream` is true." if streams else "The answer."
             self.responses = {
-                "200": OpenAPIResponse(
-                    description="The answer; an event stream when `stream` is true.",
-                    content={
-                        "application/json": OpenAPIMediaType(schema=answer),
-                        "text/event-stream": OpenAPIMediaType(schema=Schema(type=None)),
-                    },
-                ),
-                "default": OpenAPIResponse(description="An OpenAI error object."),
+                str(status): OpenAPIResponse(description=words, content=content),
+                "default": OpenAPIResponse(description="An error object."),
             }
 
-    return ChatOperation
+    return JsonOperation
 
 
 class _Inline(Schema):
@@ -47,7 +42,7 @@ class _Inline(Schema):
         return raw
 
 
-def _schema(kind: type[msgspec.Struct]) -> _Inline:
+def _schema(kind: Any) -> _Inline:
     (reference,), components = msgspec.json.schema_components([kind])
     return _Inline(_resolve(reference, components))
 

@@ -1,18 +1,17 @@
 """Where an answer goes: an event stream, or one JSON body. The generation writes without awaiting."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-
-import msgspec
 
 from contracts.errors import ServingError, openai_body
 from contracts.lifecycle import FinishReason
 from contracts.parsing import Detail
 from contracts.usage import UsageEvent
 from gateway.samples import Sample, joined
-from gateway.schemas.answers import ChatCompletion, Served, Usage, served_of, usage_of
-from gateway.schemas.choices import choice_of, delta_of, finish_reason, logprobs_of
+from gateway.schemas.answers import served_of, usage_of
+from gateway.schemas.choices import delta_of, finish_reason, logprobs_of
 from gateway.sse import DONE, ChunkTemplate, encode_text, error_event
 from gateway.writer import EventWriter
 
@@ -158,21 +157,18 @@ class EventStream:
         self.writer.tick(now_s)
 
 
-class WholeAnswer:
-    """An answer as one JSON body. Reader: `result`."""
+Build = Callable[[Sequence[Sample], UsageEvent], bytes]
 
-    def __init__(
-        self, *, chunk_id: str, created_s: int, model: str, num_samples: int, currency: str, now_s: Callable[[], float]
-    ) -> None:
+
+class WholeAnswer:
+    """An answer that leaves as one body, which `build` makes of the samples. Reader: `ended`, then `body`."""
+
+    def __init__(self, build: Build, *, num_samples: int) -> None:
         self.first_sent_s: float | None = None
         self.refusal: ServingError | None = None
         self.event: UsageEvent | None = None
-        self._chunk_id = chunk_id
-        self._created_s = created_s
-        self._model = model
-        self._currency = currency
-        self._now_s = now_s
         self.samples = [Sample() for _ in range(num_samples)]
+        self._build = build
         self._ended = asyncio.Event()
 
     def placed(self) -> None:
@@ -181,13 +177,13 @@ class WholeAnswer:
     def piece(self, sample: int, text: str) -> None:
         """Keep one chunk."""
         if self.first_sent_s is None:
-            self.first_sent_s = self._now_s()
+            self.first_sent_s = time.monotonic()
         self.samples[sample].piece(text)
 
     def detailed(self, sample: int, text: str, detail: Detail) -> None:
         """Keep a chunk that is more than text."""
         if self.first_sent_s is None:
-            self.first_sent_s = self._now_s()
+            self.first_sent_s = time.monotonic()
         self.samples[sample].detailed(text, detail)
 
     def flush(self) -> None:
@@ -220,15 +216,4 @@ class WholeAnswer:
 
     def body(self, event: UsageEvent) -> bytes:
         """Return the body of a successful answer."""
-        usage: Usage = usage_of(event)
-        served: Served = served_of(event, self._currency)
-        choices = [choice_of(index, sample) for index, sample in enumerate(self.samples)]
-        body = ChatCompletion(
-            id=self._chunk_id,
-            created=self._created_s,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-            pdgate=served,
-        )
-        return msgspec.json.encode(body)
+        return self._build(self.samples, event)

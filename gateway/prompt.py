@@ -10,11 +10,11 @@ bounded pool of threads (the tokenizer releases the GIL), so that running stream
 import asyncio
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import jinja2
 import jinja2.ext
@@ -22,8 +22,10 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from contracts.errors import BadRequest, ContextTooLong
+from contracts.errors import BadRequest, ContextTooLong, NoCapacity
 from gateway.schemas.chat import Message, text_of
+
+T = TypeVar("T")
 
 LONG_PROMPT_CHARACTERS: Final = 2048
 _NORMALISATION_SLACK: Final = 2  # a normaliser may shorten the text before it is split
@@ -40,7 +42,9 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         self._template = template
         self._special = special
-        self._longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._longest_token = max(map(len, vocabulary), default=1)
+        self.vocabulary = max(vocabulary.values(), default=-1) + 1  # ids are below it
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt's text.
@@ -63,28 +67,72 @@ class ChatPrompt:
                 of one word takes seconds, so that is not tried.
         """
         text = self.render(messages)
+        # The template writes the special tokens itself.
+        return self.encode_text(text, context_tokens=context_tokens, add_special_tokens=False)
+
+    def encode_text(
+        self, text: str, *, context_tokens: int, field: str = "messages", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Return the token ids of a text. Raises ContextTooLong, as `encode`, which names `field`."""
         fewest_tokens = len(text) // (self._longest_token * _NORMALISATION_SLACK)
         if fewest_tokens > context_tokens:
-            raise ContextTooLong(prompt_tokens=fewest_tokens, limit_tokens=context_tokens, at_least=True)
-        # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            raise ContextTooLong(prompt_tokens=fewest_tokens, limit_tokens=context_tokens, at_least=True, param=field)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it; an id that is in none is empty."""
+        return [self._tokenizer.id_to_token(one) or "" for one in ids]
 
 
 class PromptWorkshop:
     """Encodes prompts: short ones at once, long ones in its threads."""
 
-    def __init__(self, *, threads: int) -> None:
+    def __init__(self, *, threads: int, max_waiting: int = 256) -> None:
+        """`max_waiting` bounds the long prompts in the threads and before them."""
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="prompt")
 
     async def encode(
         self, prompt: ChatPrompt, messages: Sequence[Message], *, body_bytes: int, context_tokens: int
     ) -> list[int]:
         """Return the token ids of a request whose body had `body_bytes` bytes. Raises BadRequest, ContextTooLong."""
-        encode = partial(prompt.encode, messages, context_tokens=context_tokens)
-        if body_bytes <= LONG_PROMPT_CHARACTERS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return await self._run(partial(prompt.encode, messages, context_tokens=context_tokens), size=body_bytes)
+
+    async def encode_text(
+        self, prompt: ChatPrompt, text: str, *, context_tokens: int, field: str, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Return the token ids of a text that is no conversation. Raises ContextTooLong, NoCapacity."""
+        encode = partial(
+            prompt.encode_text,
+            text,
+            context_tokens=context_tokens,
+            field=field,
+            add_special_tokens=add_special_tokens,
+        )
+        return await self._run(encode, size=len(text))
+
+    async def decode(self, prompt: ChatPrompt, ids: Sequence[int]) -> str:
+        """Return the text of token ids. Raises NoCapacity."""
+        return await self._run(partial(prompt.decode, ids), size=len(ids))
+
+    async def _run(self, work: Callable[[], T], *, size: int) -> T:
+        """Run small work at once and large work in a thread, at most `max_waiting` at a time."""
+        if size <= LONG_PROMPT_CHARACTERS:
+            return work()
+        if self._num_waiting >= self._max_waiting:
+            raise NoCapacity("Too many long prompts wait to be tokenised.", retry_after_s=1)
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_waiting -= 1
 
     async def load(self, folder: Path) -> ChatPrompt:
         """Return the tokenizer in a folder. Raises TokenizerUnusable."""

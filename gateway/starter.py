@@ -45,6 +45,7 @@ from gateway.tenants import ApiKey
 from gateway.terms import Closed, Terms
 
 Http = Request[Any, Any, Any]
+BATCH_TIER: Final = "batch"  # behind all others, without SLO targets of its own unless the catalogue gives some
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -81,6 +82,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     tier: str | None = None
     session: str = ""  # affinity key
     dimensions: Dimensions = NO_DIMENSIONS
+    prompt_field: str = "messages"  # what the prompt is called in the body
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,13 +127,19 @@ class Starter:
         self._effects = effects
         self.stopping = False
 
-    async def arrive(self, request: Http, *, max_bytes: int | None = None) -> Arrival:
-        """Authenticate a request and read its body. Raises one of contracts.errors."""
+    async def arrive(self, request: Http, *, confirm: bool = False, max_bytes: int | None = None) -> Arrival:
+        """Authenticate a request and read its body. Raises one of contracts.errors.
+
+        Args:
+            request: whose key is in `Authorization` or `x-api-key`.
+            confirm: compare the key with the shard now, because nothing will be reserved.
+            max_bytes: of the body; default: the settings' limit.
+        """
         arrived_s, now_ms = time.monotonic(), self._prices.now_ms()
         rid = new_rid(now_ms)
         request.scope["state"]["rid"] = rid
         authorization = credential(request.headers)
-        key = await self._auth.authenticate(authorization)
+        key = await (self._auth.confirm if confirm else self._auth.authenticate)(authorization)
         body = await read_body(request.receive, max_bytes=max_bytes or self._settings.max_body_bytes)
         return Arrival(
             rid=rid,
@@ -150,7 +158,7 @@ class Starter:
         model = work.model
         self._check_room(model, len(work.prompts))
         price = await self._prices.of(model.name, arrival.key.organisation_id, arrival.arrived_unix_ms)
-        owner = self._owner(arrival.key, work, price=price)
+        owner = self._owner(arrival.key, work, price=price, batch=arrival.batch)
         asked = [
             self._asked(arrival, work, owner, rid=arrival.rid if i == 0 else None, prompt_tokens=len(ids))
             for i, ids in enumerate(work.prompts)
@@ -187,10 +195,10 @@ class Starter:
         if pool.inbox_bytes > settings.inbox_max_bytes or pool.inbox_entries > settings.inbox_max_entries:
             raise NoCapacity(f"The queue of '{model.name}' is full.", retry_after_s=5)
 
-    def _owner(self, key: ApiKey, work: Work, *, price: Price) -> Owner:
+    def _owner(self, key: ApiKey, work: Work, *, price: Price, batch: bool) -> Owner:
         model = work.model
         tiers = model.model.tiers
-        tier = work.tier if work.tier and work.tier in tiers else "default"
+        tier = BATCH_TIER if batch else work.tier if work.tier and work.tier in tiers else "default"
         return Owner(
             org=key.organisation_id,
             project=key.project_id,
@@ -216,6 +224,7 @@ class Starter:
             context_tokens=model.context_tokens,
             num_samples=work.num_samples,
             now_ms=arrival.arrived_unix_ms,
+            prompt_field=work.prompt_field,
             deadline_ms=arrival.arrived_unix_ms + int(self._settings.request_timeout_s * 1000),
         )
 

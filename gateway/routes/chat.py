@@ -8,8 +8,10 @@ from litestar.response.base import ASGIResponse
 
 from gateway.answers import Answers, StreamAnswer
 from gateway.chat import Chat
-from gateway.openapi import chat_operation
+from gateway.openapi import json_operation
 from gateway.outputs import EventStream
+from gateway.schemas.answers import ChatCompletion
+from gateway.schemas.chat import ChatRequest
 from gateway.starter import Starter
 
 
@@ -20,8 +22,9 @@ def chat_routes(starter: Starter, chat: Chat, answers: Answers) -> list[HTTPRout
         "/v1/chat/completions",
         status_code=200,
         summary="Create a chat completion",
+        operation_id="createChatCompletion",
         tags=["chat"],
-        operation_class=chat_operation(),
+        operation_class=json_operation(ChatRequest, ChatCompletion, streams=True),
         request_max_body_size=None,  # read_body bounds it
     )
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIResponse:

@@ -27,12 +27,12 @@ def health_routes(
 ) -> list[HTTPRouteHandler]:
     """Return the handlers for machines that watch this process. They need no key."""
 
-    @get("/livez", summary="Whether the process works", tags=["health"])
+    @get("/livez", summary="Whether the process works", operation_id="livez", tags=["health"])
     async def livez() -> dict[str, str]:
         """Return 200 while the process can answer at all."""
         return {"status": "ok"}
 
-    @get("/readyz", summary="Whether every model can be served", tags=["health"])
+    @get("/readyz", summary="Whether every model can be served", operation_id="readyz", tags=["health"])
     async def readyz() -> Response[Readiness]:
         """Return 200 when every model has its tokenizer, a price and a complete live path, else 503."""
         lacking = {public: models.missing(public) for public in models.catalog.models}
@@ -46,7 +46,7 @@ def health_routes(
         )
         return Response(body, status_code=200 if ready else 503)
 
-    @get("/metrics", media_type="text/plain", summary="Metrics for Prometheus", tags=["health"])
+    @get("/metrics", media_type="text/plain", summary="Metrics for Prometheus", operation_id="metrics", tags=["health"])
     async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Return all metrics of this process in Prometheus' text format, or as OpenMetrics with exemplars."""
         text, media_type = exposition(request.headers.get("accept", ""))

@@ -41,13 +41,13 @@ def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HT
             hand_off=model.hand_off,
         )
 
-    @get("/v1/models", summary="List the models", tags=["models"])
+    @get("/v1/models", summary="List the models", operation_id="listModels", tags=["models"])
     async def list_models(request: Request[Any, Any, Any]) -> ModelList:
         """Return every model with its context length, prices and SLO targets."""
         await auth.confirm(credential(request.headers))
         return ModelList(data=[view(public) for public in models.catalog.models])
 
-    @get("/v1/models/{model_id:path}", summary="Get a model", tags=["models"])
+    @get("/v1/models/{model_id:path}", summary="Get a model", operation_id="getModel", tags=["models"])
     async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> ModelView:
         """Return one model, by its name or an alias."""
         await auth.confirm(credential(request.headers))

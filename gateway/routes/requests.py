@@ -14,7 +14,7 @@ from gateway.schemas.answers import RequestView
 def request_routes(auth: Authenticator, lookup: Lookup) -> list[HTTPRouteHandler]:
     """Return the handler of past and running requests."""
 
-    @get("/v1/requests/{request_id:str}", summary="Get a request", tags=["requests"])
+    @get("/v1/requests/{request_id:str}", summary="Get a request", operation_id="getRequest", tags=["requests"])
     async def get_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> RequestView:
         """Return how one of your requests went: meters, cost, path and timings."""
         key = await auth.confirm(credential(request.headers))

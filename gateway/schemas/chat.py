@@ -4,18 +4,14 @@ Unknown fields are ignored. Fields that would change the answer and are not supp
 name, so that nobody gets an answer to another question than the one asked.
 """
 
-import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from contracts.catalog import Model
 from contracts.errors import BadRequest
 from contracts.wire import Sampling
-
-MAX_SAMPLES: Final = 8
-_MAX_STOPS: Final = 4
-_MAX_STOP_CHARACTERS: Final = 256
+from gateway.schemas.decoding import MAX_SAMPLES, decode_body, stops_of
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -126,9 +122,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops(self) -> tuple[str, ...]:
         """Return the stop strings."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return stops_of(self.stop)
 
     def sampling(self, max_tokens: int, model: Model) -> Sampling:
         """Return the sampling parameters with their effective maximum and, where none is named, the model's own."""
@@ -144,7 +138,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def decode_chat(body: bytes) -> ChatRequest:
@@ -153,38 +146,11 @@ def decode_chat(body: bytes) -> ChatRequest:
     Raises:
         BadRequest: not JSON, or a field that is missing, wrong or unsupported; `param` names it.
     """
-    try:
-        request = _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _bad_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"We could not parse the JSON body of your request: {error}.") from None
-    except RecursionError:
-        raise BadRequest("We could not parse the JSON body of your request: it is nested too deeply.") from None
-    _check_stops(request)
+    request = decode_body(body, _decoder)
+    stops_of(request.stop)
     _check_metadata(request)
     _check_supported(request)
     return request
-
-
-def _bad_field(text: str) -> BadRequest:
-    """Return the error for msgspec's message, such as "Expected `int`, got `str` - at `$.max_tokens`"."""
-    missing = re.search(r"missing required field `(\w+)`", text)
-    path = _PATH.search(text)
-    field = path.group(1) if path else ""
-    what = _PATH.sub("", text)
-    if missing:
-        field = f"{field}.{missing.group(1)}" if field else missing.group(1)
-        return BadRequest(f"Missing required parameter: '{field}'.", param=field)
-    return BadRequest(f"Invalid value for '{field}': {what}." if field else f"{what}.", param=field or None)
-
-
-def _check_stops(request: ChatRequest) -> None:
-    if len(request.stops) > _MAX_STOPS:
-        raise BadRequest(f"'stop' takes up to {_MAX_STOPS} strings, got {len(request.stops)}.", param="stop")
-    for stop in request.stops:
-        if not 0 < len(stop) <= _MAX_STOP_CHARACTERS:
-            raise BadRequest(f"A stop string has 1 to {_MAX_STOP_CHARACTERS} characters.", param="stop")
 
 
 def _check_metadata(request: ChatRequest) -> None:
