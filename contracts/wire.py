@@ -15,6 +15,7 @@ from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.identity import rid_bytes, rid_from_bytes
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, Role, WorkerState
 from contracts.parsing import Grammar, Parsing
+from contracts.perf import LatencyModel
 from contracts.rating import Price
 from contracts.slo import SloTarget, Timings
 from contracts.v1 import worker_pb2 as pb
@@ -222,6 +223,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_used: float = 0.0  # 0.0 to 1.0
+    latency: LatencyModel | None = None  # costs, where the engine knows them; otherwise the scheduler learns them
 
 
 _inbox_decoder = msgspec.msgpack.Decoder(InboxEntry)

@@ -17,6 +17,7 @@ from contracts import keys
 from contracts.lifecycle import RequestState
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
+from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD
 from observability.metrics import Instruments
 from scheduler.attempts import Attempts
@@ -26,6 +27,7 @@ from scheduler.handoff import HandOffBudget, HandOffTimers
 from scheduler.inbox import Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
+from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
 from scheduler.profile import PoolProfile
@@ -37,6 +39,7 @@ from scheduler.settlement import DeadGateways
 from scheduler.takeover import Takeover
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue
+from scheduler.worker import Worker
 
 log = structlog.get_logger()
 
@@ -76,6 +79,7 @@ class PoolScheduler:
         self._limits = limits or Limits()
         self._instruments = instruments
         self.pool = pool
+        self.memory = PoolMemory(self._profile, send=self._send)
         self.registry = WorkerRegistry(
             redis,
             pool,
@@ -83,6 +87,7 @@ class PoolScheduler:
             suspect_after_s=settings.suspect_after_s,
             dead_after_s=settings.dead_after_s,
             discover_s=self._timing.discover_s,
+            observer=self.memory,
         )
         self.lease = LeaderLease(
             redis,
@@ -93,6 +98,9 @@ class PoolScheduler:
             poll_s=self._timing.elect_poll_s,
         )
         self.term: Term | None = None
+
+    def _send(self, worker: Worker, command: pb.ControlCommand) -> bool:
+        return self.registry.send(worker, command)
 
     async def run(self) -> None:
         """Serve until cancelled, then give the lease up."""
@@ -126,7 +134,7 @@ class PoolScheduler:
             lease=self.lease,
             registry=self.registry,
             instruments=self._instruments,
-            profile=self._profile,
+            router=self.memory.router,
             limits=self._limits,
             timing=self._timing,
         )
@@ -149,7 +157,7 @@ class Term:
         lease: LeaderLease,
         registry: WorkerRegistry,
         instruments: Instruments,
-        profile: PoolProfile,
+        router: Router,
         limits: Limits,
         timing: Timing,
     ) -> None:
@@ -167,7 +175,6 @@ class Term:
         self.outbox = Outbox(self._connection, pool)
         self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0
-        self.router = Router(profile)
         self.waiting = WaitingQueue()
         self.verdicts = Verdicts(
             pool,
@@ -187,7 +194,7 @@ class Term:
             lease=lease,
             write_ahead=WriteAhead(self._connection, pool, lease),
             outbox=self.outbox,
-            router=self.router,
+            router=router,
             limits=limits,
             instruments=instruments,
         )

@@ -54,6 +54,19 @@ class WorkerListener(Protocol):
         """A worker may have room now that had none before."""
 
 
+class WorkerObserver(Protocol):
+    """Who learns from what workers say, whether we lead or stand by."""
+
+    def registered(self, worker: Worker) -> None:
+        """A lease of this life of a worker was read."""
+
+    def reported(self, worker: Worker, kind: str | None, report: pb.ControlReport) -> None:
+        """Any report but the Inventory."""
+
+    def lost(self, worker: Worker) -> None:
+        """This life of a worker is over, or dead for now."""
+
+
 class WorkerRegistry:
     """All workers of one pool."""
 
@@ -66,6 +79,7 @@ class WorkerRegistry:
         suspect_after_s: float,
         dead_after_s: float,
         discover_s: float = 0.5,
+        observer: WorkerObserver | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -74,6 +88,7 @@ class WorkerRegistry:
         self._suspect_after_s = suspect_after_s
         self._dead_after_s = dead_after_s
         self._discover_s = discover_s
+        self._observer = observer
         self._now_s = now_s
         self._leader_epoch = 0
         self.discovered = asyncio.Event()
@@ -193,6 +208,8 @@ class WorkerRegistry:
                 )
             link.worker.leased = True
             link.worker.register(registration)
+            if self._observer is not None:
+                self._observer.registered(link.worker)
         for link in list(self._links.values()):
             worker = link.worker
             if worker.worker_id not in found:
@@ -243,6 +260,8 @@ class WorkerRegistry:
         )
         if self._listener is not None:
             self._listener.worker_lost(worker)
+        if self._observer is not None:
+            self._observer.lost(worker)
         worker.release_all()
 
     def _end(self, link: "_Link", why: str) -> None:
@@ -283,6 +302,8 @@ class WorkerRegistry:
         if worker.standing is Standing.SUSPECT:
             worker.stand(Standing.UP)
         kind = report.WhichOneof("report")
+        if self._observer is not None:
+            self._observer.reported(worker, kind, report)
         if kind == "status":
             if report.status.worker_epoch == worker.epoch:
                 worker.report(report.status)

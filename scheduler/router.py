@@ -14,10 +14,10 @@ from scheduler.book import Request
 from scheduler.policy.cluster import ClusterView
 from scheduler.policy.fairness import TokenWeights
 from scheduler.policy.lengths import LengthModel
-from scheduler.policy.prefix import PrefixIndex
 from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits, score
 from scheduler.policy.sizing import Asked, size_up
 from scheduler.policy.turns import BATCH_TIER
+from scheduler.prefixes import Prefixes
 from scheduler.profile import PoolProfile
 
 _OLDEST_ARRIVAL_MS = 600_000.0
@@ -30,6 +30,7 @@ class Router:
         self,
         profile: PoolProfile,
         *,
+        prefixes: Prefixes | None = None,
         scoring: ScoringLimits | None = None,
         weights: TokenWeights | None = None,
         latency: Callable[[], LatencyModel] | None = None,
@@ -37,7 +38,7 @@ class Router:
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
-        self.index = PrefixIndex()
+        self.prefixes = prefixes or Prefixes()
         self.lengths = LengthModel()
         self.revision = ""
         """Of the pool's weights: part of every block's name. Empty until a worker is known."""
@@ -72,7 +73,7 @@ class Router:
         if self.revision:
             start = scope(model_revision=self.revision, adapter=submit.adapter, salt=submit.cache_salt)
             request.blocks = tuple(prompt_blocks(submit.prompt, start))
-        held = max(self.index.match(request.blocks).values(), default=0) * BLOCK_TOKENS
+        held = max(self.prefixes.index.match(request.blocks).values(), default=0) * BLOCK_TOKENS
         request.sized = size_up(
             Asked(
                 model=owner.model,
@@ -116,7 +117,7 @@ class Router:
     def _hits(self, request: Request) -> Mapping[str, int]:
         if not request.blocks:
             return NO_HITS
-        return {worker_id: n * BLOCK_TOKENS for worker_id, n in self.index.match(request.blocks).items()}
+        return {worker_id: n * BLOCK_TOKENS for worker_id, n in self.prefixes.index.match(request.blocks).items()}
 
     def placed(self, request: Request, placement: Scored) -> None:
         """Expect a placed request's prompt in the cache of the worker that computes it.
@@ -126,7 +127,7 @@ class Router:
         computes = placement.prefill or placement.decode
         request.hoped_cached_tokens = placement.cached_tokens
         if request.blocks:
-            self.index.stored(computes.worker_id, request.blocks)
+            self.prefixes.expected(computes.worker_id, computes.epoch, request.blocks)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class Events:
 
     def __init__(self) -> None:
         self.prefilled: Callable[[pb.PrefillDone], None] = _ignore
+        self.first_token: Callable[[Assignment], None] = _ignore
         self.ended: Callable[[pb.Final, Stages], None] = _ignore_two
         self.delivered: Callable[[pb.Delivered], None] = _ignore
         self.recorded: Callable[[AttemptRecord], None] = _ignore
@@ -88,6 +89,8 @@ class Assignment:
 
     def chunk(self, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
         """Pass one chunk to the gateway."""
+        if self.num_tokens == 0 and self.job.phase is Phase.UNIFIED:
+            self._owner.events.first_token(self)
         self.num_tokens += len(token_ids)
         if not self.muted:
             self.outbox.chunk(self.handle, text, token_ids, detail)

@@ -26,6 +26,7 @@ import msgspec
 from contracts.identity import engine_id
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.parsing import Detail, Parsing
+from contracts.perf import LatencyModel
 from contracts.wire import Attempt, Counts, Sampling, Stages
 
 RefusalCode = Literal[
@@ -115,6 +116,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int  # longest prompt plus answer
     hand_offs: tuple[HandOff, ...]
     slowest_step_ms: float  # the longest time without visible progress that is still normal
+    latency: LatencyModel | None = None  # what it costs, where the engine knows it
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -182,6 +182,7 @@ def registration_of(
             max_running=facts.max_running,
             context_tokens=min(context_tokens, facts.context_tokens),
             hand_offs=facts.hand_offs,
+            latency=facts.latency,
             catalog_revision=catalog.revision,
             started_unix_ms=condition.identity.epoch,
             zone=settings.zone,

@@ -10,9 +10,9 @@ from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.usage import AttemptRecord
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
-from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages
+from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages, attempt_to_pb
 from observability.metrics import Instruments
-from workers.assignments import Assignments, Identity
+from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
@@ -121,11 +121,18 @@ class WorkerServer:
         events = self.assignments.events
         # At once: before the scheduler hears of it, it takes for granted that no token can have been streamed.
         events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
+        events.first_token = self._first_token
         events.delivered = lambda done: self._control.tell_leaders(
             pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S
         )
         events.ended = self._ended
         events.recorded = self._recorded
+
+    def _first_token(self, assignment: Assignment) -> None:
+        """Tell the schedulers that a unified worker has computed a prompt: it may get another."""
+        if assignment.job.sampling.max_tokens > 1:  # otherwise its end says so
+            done = pb.PrefillDone(id=attempt_to_pb(assignment.job.attempt))
+            self._control.tell_leaders(pb.ControlReport(prefill_done=done), within_s=END_WITHIN_S)
 
     def _ended(self, final: pb.Final, stages: Stages) -> None:
         went_well = FINISH_FROM_PB[final.reason].complete  # what did not is tried again elsewhere: at once

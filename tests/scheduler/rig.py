@@ -335,6 +335,7 @@ class Rig:
             max_running=facts.pop("max_running", known.max_running),
             context_tokens=facts.pop("context_tokens", 4096),
             hand_offs=known.hand_offs,
+            latency=known.latency,
             catalog_revision="",
             started_unix_ms=identity.epoch,
         )

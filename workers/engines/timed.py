@@ -93,6 +93,7 @@ class TimedEngine:
             max_running=self._latency.max_running,
             context_tokens=self._latency.kv_capacity_tokens,
             hand_offs=(HandOff.DIRECT,),
+            latency=self._latency,
             slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
         )
 
