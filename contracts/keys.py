@@ -63,7 +63,11 @@ def concurrency_leases(org: str, scope: str, scope_id: str) -> str:
 
 
 def budget(org: str, scope: str, scope_id: str) -> str:
-    """Return the hash with `spent` and `reserved`, nano-units, of one scope's budget period."""
+    """Return the hash of one scope's budget; scope `credit` is what a prepaid organisation has left.
+
+    `spent` and `reserved` in nano-units; `limit`, `ends_ms` and `next_ends_ms` are filled by billing, and without
+    `limit` there is none. From `ends_ms` on what was spent is of the period before.
+    """
     return f"pdgate:{shard_tag(org)}:org:{org}:budget:{scope}:{scope_id}"
 
 

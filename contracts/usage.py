@@ -7,7 +7,7 @@ import msgspec
 
 from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.lifecycle import HandOff, Path
-from contracts.rating import Price, Tokens
+from contracts.rating import CacheScope, Price, Tokens
 from contracts.slo import Timings
 from contracts.units import Nano
 
@@ -64,6 +64,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False  # a timed engine made the text
     settled_by: str = "gateway"  # gateway | scheduler | billing
     dimensions: Dimensions = NO_DIMENSIONS
+    cache_scope: CacheScope = CacheScope.OWN  # whose prefixes the cached tokens were found among
 
     @property
     def billable(self) -> bool:
@@ -88,3 +89,5 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     compute_ms: float
     ended_unix_ms: int
+    worker_ms: float = 0.0  # from accepted to ended: how long it held a place in the batch
+    kv_byte_s: float = 0.0  # bytes of KV cache held, integrated over seconds

@@ -194,7 +194,7 @@ def meters_of(event: UsageEvent) -> list[MeterRow]:
     """Return the three rows of a settled request; what is not billable costs 0."""
     rows = []
     for meter in Meter:
-        price = event.price.of(meter)
+        price = event.price.of(meter, batch=event.batch, scope=event.cache_scope)
         cost = rate(event.tokens.of(meter), price) if event.billable else 0
         rows.append(
             MeterRow(
