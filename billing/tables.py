@@ -8,7 +8,7 @@ on who wrote it or when. Ledger and prices only append: triggers refuse UPDATE a
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ENUM
 
-from contracts.rating import Meter
+from contracts.rating import MINIMUM_CHARGE, Meter
 
 METADATA = sa.MetaData(
     schema="billing",
@@ -21,7 +21,7 @@ METADATA = sa.MetaData(
     },
 )
 
-METER = ENUM(*(meter.value for meter in Meter), name="meter", schema="billing", metadata=METADATA)
+METER = ENUM(*(meter.value for meter in Meter), MINIMUM_CHARGE, name="meter", schema="billing", metadata=METADATA)
 _MOMENT = sa.DateTime(timezone=True)
 
 price = sa.Table(
@@ -38,7 +38,14 @@ price = sa.Table(
     sa.Column("source", sa.Text, nullable=False),  # catalogue: from models.toml | admin: set by a person
     sa.Column("set_by", sa.Text, nullable=False, server_default=""),
     sa.Column("set_at", _MOMENT, nullable=False, server_default=sa.func.now()),
+    sa.Column("tier", sa.Text),  # NULL: every tier
+    sa.Column("prefill_shared", sa.BigInteger),  # hits on a share group's prefixes; NULL: as prefill_cached
+    sa.Column("batch_ppm", sa.Integer, nullable=False, server_default="1000000"),  # of the price, for batch requests
+    sa.Column("minimum", sa.BigInteger, nullable=False, server_default="0"),  # nano per billable request with tokens
     sa.CheckConstraint("prefill_computed >= 0 AND prefill_cached >= 0 AND decode >= 0", name="not_negative"),
+    sa.CheckConstraint(
+        "coalesce(prefill_shared, 0) >= 0 AND batch_ppm BETWEEN 0 AND 1000000 AND minimum >= 0", name="terms"
+    ),
     sa.CheckConstraint("effective_to > effective_from", name="period"),
     sa.CheckConstraint("source IN ('catalogue', 'admin')", name="source"),
 )
@@ -81,6 +88,10 @@ request = sa.Table(
     sa.Column("cost", sa.BigInteger, nullable=False),  # nano; the sum of its usage records
     sa.Column("answered_cost", sa.BigInteger, nullable=False),  # nano; what the client was told
     sa.Column("recorded_at", _MOMENT, nullable=False, server_default=sa.func.now()),
+    sa.Column("itl_p99_ms", sa.Double),
+    *(sa.Column(name, sa.Text) for name in ("end_user", "safety_identifier", "reference")),  # contracts.dimensions
+    sa.Column("tags", sa.Text),  # JSON object, as the client tagged it
+    sa.Column("cache_scope", sa.Text, nullable=False, server_default="own"),
     sa.Index(None, "organisation", "at"),
     postgresql_partition_by="RANGE (at)",
 )
@@ -107,6 +118,7 @@ usage_record = sa.Table(
     sa.Column("price", sa.BigInteger, nullable=False),  # nano per million tokens
     sa.Column("cost", sa.BigInteger, nullable=False),  # nano; 0 when not billable
     sa.Column("billable", sa.Boolean, nullable=False),
+    sa.Column("scope", sa.Text, nullable=False, server_default="own"),  # own | shared, of cached prefixes
     sa.CheckConstraint("tokens >= 0 AND cost >= 0 AND (billable OR cost = 0)", name="amounts"),
     postgresql_partition_by="RANGE (at)",
 )
@@ -123,6 +135,8 @@ usage_hourly = sa.Table(
     sa.Column("batch", sa.Boolean, primary_key=True),
     sa.Column("billable", sa.Boolean, primary_key=True),
     sa.Column("meter", METER, primary_key=True),
+    sa.Column("price_version", sa.Integer, primary_key=True, autoincrement=False, server_default="0"),
+    sa.Column("scope", sa.Text, primary_key=True, server_default="own"),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("cost", sa.BigInteger, nullable=False),  # nano
     sa.Column("requests", sa.BigInteger, nullable=False),  # the same on all meters of a group: read it from one
@@ -145,6 +159,8 @@ attempt_cost = sa.Table(
     sa.Column("completion_tokens", sa.BigInteger, nullable=False),
     sa.Column("compute_ms", sa.Double, nullable=False),
     sa.Column("ended_at", _MOMENT, nullable=False),
+    sa.Column("worker_ms", sa.Double, nullable=False, server_default="0"),  # from accepted to ended
+    sa.Column("kv_byte_s", sa.Double, nullable=False, server_default="0"),  # KV cache held, bytes x seconds
     postgresql_partition_by="RANGE (at)",
 )
 
@@ -154,8 +170,8 @@ account = sa.Table(
     "account",
     METADATA,
     sa.Column("id", sa.Integer, sa.Identity(always=True), primary_key=True),
-    sa.Column("code", sa.Text, nullable=False, unique=True),  # receivable:ORG | revenue:METER
-    sa.Column("kind", sa.Text, nullable=False),  # receivable | revenue
+    sa.Column("code", sa.Text, nullable=False, unique=True),  # billing.accounts
+    sa.Column("kind", sa.Text, nullable=False),
     sa.Column("organisation", sa.Text),
     sa.Column("meter", METER),
 )
@@ -164,12 +180,13 @@ ledger_transaction = sa.Table(
     "ledger_transaction",
     METADATA,
     sa.Column("id", sa.Uuid, primary_key=True),  # of a usage posting: the request's id, so it posts once
-    sa.Column("kind", sa.Text, nullable=False),  # usage
+    sa.Column("kind", sa.Text, nullable=False),  # billing.accounts.Posting
     sa.Column("organisation", sa.Text, nullable=False),
     sa.Column("at", _MOMENT, nullable=False),  # decides the period
     sa.Column("posted_at", _MOMENT, nullable=False, server_default=sa.func.now()),
     sa.Column("corrects", sa.Uuid, sa.ForeignKey("billing.ledger_transaction.id")),
     sa.Index(None, "at", postgresql_using="brin"),
+    sa.Index(None, "organisation", "at", postgresql_where=sa.text("kind <> 'usage'")),
 )
 
 ledger_entry = sa.Table(

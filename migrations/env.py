@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+import billing.money_tables
 import billing.tables
 import gateway.tables
 from contracts.environment import SettingsError, asyncpg_url
