@@ -19,9 +19,10 @@ _decoder: Final = msgspec.msgpack.Decoder(AttemptRecord)
 
 _INSERT: Final = """
 INSERT INTO billing.attempt_cost (request_id, attempt, sample, phase, at, pool, worker, worker_epoch, reason,
-    prompt_tokens, cached_tokens, completion_tokens, compute_ms, ended_at)
+    prompt_tokens, cached_tokens, completion_tokens, compute_ms, ended_at, worker_ms, kv_byte_s)
 SELECT * FROM unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::timestamptz[], $6::text[], $7::text[],
-    $8::bigint[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::double precision[], $14::timestamptz[])
+    $8::bigint[], $9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::double precision[], $14::timestamptz[],
+    $15::double precision[], $16::double precision[])
 ON CONFLICT DO NOTHING
 """
 
@@ -100,4 +101,6 @@ def _row(one: Ended) -> tuple[Any, ...]:
         record.completion_tokens,
         record.compute_ms,
         one.ended_at,
+        record.worker_ms,
+        record.kv_byte_s,
     )

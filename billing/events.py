@@ -8,8 +8,8 @@ import msgspec
 
 from billing.moments import moment
 from billing.prices import PriceBook
-from contracts.rating import Meter, Price, rate
-from contracts.units import MAX_EXACT_NANO, Nano, NanoPerMillion
+from contracts.rating import Meter, Price, rate, top_up
+from contracts.units import MAX_EXACT_NANO, Nano
 from contracts.usage import UsageEvent
 
 NO_PRICE: Final = "no_price"
@@ -26,7 +26,7 @@ class Poison(ValueError):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One meter of one request, rated. `cost` in nano-units, 0 when not billable."""
+    """One meter of one request, rated. `price` with its discounts; `cost` in nano-units, 0 when not billable."""
 
     meter: Meter
     tokens: int
@@ -43,7 +43,8 @@ class Rated(msgspec.Struct, frozen=True):
     billable: bool
     price: Price
     records: tuple[Record, ...]
-    cost: int  # nano-units, the sum of the records
+    top_up: int  # nano-units that the minimum charge adds to the records
+    cost: int  # nano-units, the sum of the records and the top-up
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -83,28 +84,31 @@ def decode_request_id(rid: str) -> uuid.UUID:
 
 
 def rate_event(decoded: Decoded, book: PriceBook) -> Rated:
-    """Return the event rated by the price in force when the request arrived.
+    """Return the event rated by the price that the client was told, or else by the one in force at its arrival.
 
-    The price inside the event is what the client was told; the book decides. Raises Poison when the
-    model had no price then, or the cost is too large to be exact everywhere.
+    A gateway knows the book as it was a moment ago, ten minutes at most (billing.prices.HONOURED_MS). What it told a
+    client within that time is kept; any other version in an event is a mistake, and the book decides. Raises Poison
+    when the model had no price then, or the cost is too large to be exact everywhere.
     """
     event = decoded.event
     at = moment(decoded.at_ms)
-    price = book.in_force(event.model, decoded.at_ms, event.org)
+    price = book.honoured(event.price.version, event.model, decoded.at_ms, event.org, event.tier)
     if price is None:
         raise Poison(NO_PRICE, f"model {event.model!r} had no price at {at}")
     billable = event.billable
     tokens = event.tokens
+
+    def record(meter: Meter, counted: int) -> Record:
+        each = price.of(meter, batch=event.batch, scope=event.cache_scope)
+        return Record(meter, counted, each, rate(counted, each) if billable else Nano(0))
+
     records = (
-        _record(Meter.PREFILL_COMPUTED, tokens.prefill_computed, price.prefill_computed, billable=billable),
-        _record(Meter.PREFILL_CACHED, tokens.prefill_cached, price.prefill_cached, billable=billable),
-        _record(Meter.DECODE, tokens.decode, price.decode, billable=billable),
+        record(Meter.PREFILL_COMPUTED, tokens.prefill_computed),
+        record(Meter.PREFILL_CACHED, tokens.prefill_cached),
+        record(Meter.DECODE, tokens.decode),
     )
-    cost = sum(record.cost for record in records)
-    if cost > MAX_EXACT_NANO:
-        raise Poison("cost_too_large", f"{cost} nano-units for request {event.rid}")
-    return Rated(event, decoded.request_id, at, billable, price, records, cost)
-
-
-def _record(meter: Meter, tokens: int, price: NanoPerMillion, *, billable: bool) -> Record:
-    return Record(meter, tokens, price, rate(tokens, price) if billable else Nano(0))
+    cost = sum(one.cost for one in records)
+    added = top_up(tokens, price, cost) if billable else Nano(0)
+    if cost + added > MAX_EXACT_NANO:
+        raise Poison("cost_too_large", f"{cost + added} nano-units for request {event.rid}")
+    return Rated(event, decoded.request_id, at, billable, price, records, added, cost + added)

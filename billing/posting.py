@@ -12,10 +12,12 @@ from operator import attrgetter
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 
 from billing.events import Rated
 from billing.ledger import Ledger
-from contracts.rating import Meter
+from contracts.dimensions import NO_DIMENSIONS, Dimensions
+from contracts.rating import MINIMUM_CHARGE, Meter
 
 _REQUEST: Final[dict[str, str]] = {
     "request_id": "uuid",
@@ -44,6 +46,7 @@ _REQUEST: Final[dict[str, str]] = {
     "prefill_ms": "double precision",
     "transfer_ms": "double precision",
     "total_ms": "double precision",
+    "itl_p99_ms": "double precision",
     "slo_met": "boolean",
     "estimated": "boolean",
     "simulated": "boolean",
@@ -52,8 +55,16 @@ _REQUEST: Final[dict[str, str]] = {
     "price_version": "integer",
     "cost": "bigint",
     "answered_cost": "bigint",
+    "end_user": "text",
+    "safety_identifier": "text",
+    "reference": "text",
+    "tags": "text",
+    "cache_scope": "text",
 }
-_OF_METER: Final = {f"{figure}_of_{meter}": "bigint" for meter in Meter for figure in ("tokens", "price", "cost")}
+_OF_METER: Final = {f"{figure}_of_{meter}": "bigint" for meter in Meter for figure in ("tokens", "price", "cost")} | {
+    "minimum": "bigint",
+    "top_up": "bigint",
+}
 
 _names: Final = ", ".join(_REQUEST)
 _arrays: Final = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate((_REQUEST | _OF_METER).values(), 1))
@@ -63,6 +74,8 @@ _meters: Final = ", ".join(
     f" {'decode_worker' if meter is Meter.DECODE else _PREFILLED_BY})"
     for meter in Meter
 )
+_group: Final = ", ".join(map(str, range(1, 12)))
+_top_up: Final = f"('{MINIMUM_CHARGE}'::billing.meter, 0::bigint, minimum, top_up, decode_worker)"
 
 _POST: Final = f"""
 WITH incoming AS MATERIALIZED (
@@ -72,26 +85,29 @@ WITH incoming AS MATERIALIZED (
     ON CONFLICT DO NOTHING RETURNING request_id
 ), metered AS MATERIALIZED (
     SELECT request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
-        path, hand_off, attempts, batch, tokens, price_version, price, one.cost, billable
+        path, hand_off, attempts, batch, tokens, price_version, price, one.cost, billable,
+        CASE WHEN meter = 'prefill_cached' THEN cache_scope ELSE 'own' END AS scope
     FROM fresh JOIN incoming USING (request_id)
-    CROSS JOIN LATERAL (VALUES {_meters}) AS one (meter, tokens, price, cost, worker)
+    CROSS JOIN LATERAL (VALUES {_meters}, {_top_up}) AS one (meter, tokens, price, cost, worker)
+    WHERE meter <> '{MINIMUM_CHARGE}' OR top_up > 0
 ), records AS (
     INSERT INTO billing.usage_record (request_id, meter, at, organisation, project, key_id, model, tier, pool, worker,
-        path, hand_off, attempts, batch, tokens, price_version, price, cost, billable)
+        path, hand_off, attempts, batch, tokens, price_version, price, cost, billable, scope)
     SELECT * FROM metered
 ), hourly AS (
     INSERT INTO billing.usage_hourly AS old (organisation, hour, project, key_id, model, tier, batch, billable, meter,
-        tokens, cost, requests)
+        price_version, scope, tokens, cost, requests)
     SELECT organisation, date_trunc('hour', at, 'UTC'), project, key_id, model, tier, batch, billable, meter,
-        sum(tokens), sum(cost), count(*)
-    FROM metered GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
-    ON CONFLICT (organisation, hour, project, key_id, model, tier, batch, billable, meter) DO UPDATE
-    SET tokens = old.tokens + excluded.tokens, cost = old.cost + excluded.cost,
+        price_version, scope, sum(tokens), sum(cost), count(*)
+    FROM metered GROUP BY {_group} ORDER BY {_group}
+    ON CONFLICT (organisation, hour, project, key_id, model, tier, batch, billable, meter, price_version, scope)
+    DO UPDATE SET tokens = old.tokens + excluded.tokens, cost = old.cost + excluded.cost,
         requests = old.requests + excluded.requests
 )
 SELECT request_id FROM fresh
 """  # noqa: S608 - our own column names
 
+_NOTHING_SAID: Final = (None,) * 4
 _by_id = attrgetter("request_id")
 
 
@@ -108,6 +124,13 @@ async def post(connection: asyncpg.Connection, ledger: Ledger, batch: Sequence[R
         new = [one for one in unique if one.request_id in ids]
         await ledger.post_usage(connection, new)
     return new
+
+
+def _dimensions(said: Dimensions) -> tuple[str | None, ...]:
+    if said == NO_DIMENSIONS:
+        return _NOTHING_SAID
+    tags = msgspec.json.encode(said.tags).decode() if said.tags else None
+    return said.user or None, said.safety_identifier or None, said.reference or None, tags
 
 
 def _row(one: Rated) -> tuple[Any, ...]:
@@ -134,7 +157,7 @@ def _row(one: Rated) -> tuple[Any, ...]:
         event.finish_reason,
         event.reasoning_tokens,
         *(
-            (None,) * 7
+            (None,) * 8
             if seen is None
             else (
                 seen.ttft_ms,
@@ -144,6 +167,7 @@ def _row(one: Rated) -> tuple[Any, ...]:
                 seen.prefill_ms,
                 seen.transfer_ms,
                 seen.total_ms,
+                seen.itl_p99_ms,
             )
         ),
         event.slo_met,
@@ -154,5 +178,9 @@ def _row(one: Rated) -> tuple[Any, ...]:
         one.price.version,
         one.cost,
         event.cost,
+        *_dimensions(event.dimensions),
+        event.cache_scope,
         *(figure for record in one.records for figure in (record.tokens, record.price, record.cost)),
+        one.price.minimum,
+        one.top_up,
     )

@@ -4,6 +4,7 @@
    an organisation's own version goes before the list price.
 2. A version may not start in the past: what was rated stays rated right. Only a model's first list price
    starts at the epoch, since nothing could be rated before it.
+   Of both, a version for the request's tier goes before one for every tier.
 3. Setting a price holds the book's lock; reading the whole book shares it. So a book read at R knows every
    version that can ever cover a moment up to R, and PriceCache reads again only for later requests.
 """
@@ -19,10 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing import tables as t
 from billing.moments import moment, unix_ms
 from contracts.catalog import Catalog
-from contracts.rating import Meter, Price
-from contracts.units import NanoPerMillion
+from contracts.rating import PPM, Meter, Price
+from contracts.units import Nano, NanoPerMillion
 
 _LOCK: Final = 0x70646761_74650003  # advisory lock of the book
+
+HONOURED_MS: Final = 600_000  # as long as gateways may serve from what they read (gateway/prices.py:STALE_S)
 
 CATALOGUE: Final = "catalogue"
 ADMIN: Final = "admin"
@@ -30,6 +33,18 @@ ADMIN: Final = "admin"
 
 class PriceError(ValueError):
     """A price that may not be set; the message says what would be right."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a price says beside its three meters; contracts.rating.Price explains each."""
+
+    tier: str | None = None
+    prefill_shared: NanoPerMillion | None = None
+    batch_ppm: int = PPM
+    minimum: Nano = Nano(0)
+
+
+NO_TERMS: Final = Terms()
 
 
 class PriceVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +71,38 @@ class PriceBook:
         for version in sorted(versions, key=lambda v: -v.price.version):
             self._versions.setdefault((version.price.model, version.organisation), []).append(version)
 
-    def in_force(self, model: str, at_ms: int, organisation: str | None = None) -> Price | None:
-        """Return the price of `model` at a moment for an organisation (None = list price); None = not priced."""
+    def in_force(
+        self, model: str, at_ms: int, organisation: str | None = None, tier: str | None = None
+    ) -> Price | None:
+        """Return the price at a moment for an organisation (None = list price) and tier; None = not priced."""
         for payer in (organisation, None) if organisation is not None else (None,):
+            of_all_tiers: Price | None = None
             for version in self._versions.get((model, payer), ()):
-                if version.covers(at_ms):
+                if not version.covers(at_ms):
+                    continue
+                if version.price.tier is None:
+                    of_all_tiers = of_all_tiers or version.price
+                elif version.price.tier == tier:
                     return version.price
+            if of_all_tiers is not None:
+                return of_all_tiers
         return None
+
+    def honoured(self, told: int, model: str, at_ms: int, organisation: str, tier: str) -> Price | None:
+        """Return the version that the client was told if it was in force up to HONOURED_MS before, else in_force."""
+        price = self.in_force(model, at_ms, organisation, tier)
+        if price is None or price.version == told:
+            return price
+        since_ms = at_ms - HONOURED_MS
+        changes = {since_ms}
+        for payer in (organisation, None):
+            for version in self._versions.get((model, payer), ()):
+                changes |= {ms for ms in (version.from_ms, version.to_ms) if ms is not None and since_ms < ms < at_ms}
+        for moment_ms in changes:
+            then = self.in_force(model, moment_ms, organisation, tier)
+            if then is not None and then.version == told:
+                return then
+        return price
 
 
 class PriceCache:
@@ -109,22 +149,25 @@ async def set_price(
     from_ms: int | None = None,
     to_ms: int | None = None,
     organisation: str | None = None,
+    terms: Terms = NO_TERMS,
     source: str = ADMIN,
     set_by: str = "",
 ) -> PriceVersion:
     """Add a version of a model's price, nano-units per million tokens; `from_ms` None = from now on.
 
     Raises:
-        PriceError: it would start in the past, end before it starts, or not price all three meters.
+        PriceError: it would start in the past, end before it starts, not price all three meters, or has bad terms.
     """
     if set(meters) != set(Meter) or min(meters.values()) < 0:
         raise PriceError(f"a price needs {', '.join(Meter)}, each >= 0; got {dict(meters)}")
+    if not 0 <= terms.batch_ppm <= PPM or terms.minimum < 0 or (terms.prefill_shared or 0) < 0:
+        raise PriceError(f"batch_ppm must be 0 to {PPM}, minimum and prefill_shared >= 0; got {terms}")
     await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
     now = await conn.scalar(sa.select(sa.func.clock_timestamp()))
     assert isinstance(now, datetime)
     soonest_ms = unix_ms(now) + 1
     known = await list_prices(conn, model)
-    first = organisation is None and not any(version.organisation is None for version in known)
+    first = organisation is None and terms.tier is None and not any(map(_is_list_price, known))
     start_ms = from_ms if from_ms is not None else soonest_ms
     if start_ms < soonest_ms and not first:
         raise PriceError(
@@ -135,7 +178,13 @@ async def set_price(
     price = Price(
         version=max((version.price.version for version in known), default=0) + 1,
         model=model,
-        **{meter.value: NanoPerMillion(meters[meter]) for meter in Meter},
+        prefill_computed=NanoPerMillion(meters[Meter.PREFILL_COMPUTED]),
+        prefill_cached=NanoPerMillion(meters[Meter.PREFILL_CACHED]),
+        decode=NanoPerMillion(meters[Meter.DECODE]),
+        tier=terms.tier,
+        prefill_shared=terms.prefill_shared,
+        batch_ppm=terms.batch_ppm,
+        minimum=terms.minimum,
     )
     version = PriceVersion(
         price=price, organisation=organisation, from_ms=start_ms, to_ms=to_ms, source=source, set_by=set_by
@@ -146,6 +195,7 @@ async def set_price(
             version=price.version,
             organisation=organisation,
             **{meter.value: price.of(meter) for meter in Meter},
+            **msgspec.structs.asdict(terms),
             effective_from=moment(start_ms),
             effective_to=None if to_ms is None else moment(to_ms),
             source=source,
@@ -165,7 +215,7 @@ async def sync_catalog(conn: AsyncConnection, catalog: Catalog) -> list[PriceVer
     added: list[PriceVersion] = []
     for name, model in catalog.models.items():
         written = {meter: model.price.nano(meter.value) for meter in Meter}
-        listed = [version for version in await list_prices(conn, name) if version.organisation is None]
+        listed = [version for version in await list_prices(conn, name) if _is_list_price(version)]
         from_file = next((version.price for version in listed if version.source == CATALOGUE), None)
         if listed and (from_file is None or all(from_file.of(meter) == written[meter] for meter in Meter)):
             continue
@@ -190,7 +240,15 @@ def map_price(row: sa.Row[tuple[object, ...]]) -> Price:
         prefill_computed=NanoPerMillion(row.prefill_computed),
         prefill_cached=NanoPerMillion(row.prefill_cached),
         decode=NanoPerMillion(row.decode),
+        tier=row.tier,
+        prefill_shared=None if row.prefill_shared is None else NanoPerMillion(row.prefill_shared),
+        batch_ppm=row.batch_ppm,
+        minimum=Nano(row.minimum),
     )
+
+
+def _is_list_price(version: PriceVersion) -> bool:
+    return version.organisation is None and version.price.tier is None
 
 
 def map_version(row: sa.Row[tuple[object, ...]]) -> PriceVersion:

@@ -18,7 +18,7 @@ from billing import tables as t
 from billing.moments import moment, unix_ms
 from billing.prices import map_price
 from contracts.identity import at_ms as at_ms_of
-from contracts.rating import Meter, Price
+from contracts.rating import Price
 from contracts.slo import Timings
 
 _FINE_SPAN_MS = 3_600_000
@@ -27,7 +27,7 @@ _FINE_SPAN_MS = 3_600_000
 class MeterRow(msgspec.Struct, frozen=True, kw_only=True):
     """One usage record. `price` nano-units per million tokens, `cost` nano-units."""
 
-    meter: Meter
+    meter: str  # contracts.rating.Meter or minimum_charge
     tokens: int
     price: int
     cost: int
@@ -65,6 +65,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     price_version: int
     cost: int
     answered_cost: int
+    end_user: str | None
+    tags: str | None  # JSON object
+    cache_scope: str
     meters: tuple[MeterRow, ...]
 
 
@@ -73,7 +76,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
 
     organisation: str
     model: str
-    meter: Meter
+    meter: str  # contracts.rating.Meter or minimum_charge
     requests: int
     tokens: int
     billed_tokens: int
@@ -81,9 +84,9 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def price_in_force(
-    conn: AsyncConnection, model: str, at_ms: int, organisation: str | None = None
+    conn: AsyncConnection, model: str, at_ms: int, organisation: str | None = None, tier: str | None = None
 ) -> Price | None:
-    """Return the price of `model` at a moment (Unix ms), the organisation's own first; None = no price."""
+    """Return the price of `model` at a moment (Unix ms), the organisation's and the tier's own first; None = none."""
     at = moment(at_ms)
     own = t.price.c.organisation == organisation
     query = (
@@ -93,8 +96,9 @@ async def price_in_force(
             t.price.c.effective_from <= at,
             sa.or_(t.price.c.effective_to.is_(None), t.price.c.effective_to > at),
             sa.or_(t.price.c.organisation.is_(None), own),
+            sa.or_(t.price.c.tier.is_(None), t.price.c.tier == tier),
         )
-        .order_by(t.price.c.organisation.is_(None), t.price.c.version.desc())
+        .order_by(t.price.c.organisation.is_(None), t.price.c.tier.is_(None), t.price.c.version.desc())
         .limit(1)
     )
     row = (await conn.execute(query)).first()
@@ -109,6 +113,7 @@ async def current_prices(conn: AsyncConnection) -> dict[str, Price]:
         .ext(distinct_on(t.price.c.model))
         .where(
             t.price.c.organisation.is_(None),
+            t.price.c.tier.is_(None),
             t.price.c.effective_from <= now,
             sa.or_(t.price.c.effective_to.is_(None), t.price.c.effective_to > now),
         )
@@ -177,7 +182,7 @@ async def _with_meters(conn: AsyncConnection, query: sa.Select[Any]) -> list[Req
     meters: dict[uuid.UUID, list[MeterRow]] = {}
     for row in found:
         meters.setdefault(row.request_id, []).append(
-            MeterRow(meter=Meter(row.meter), tokens=row.tokens, price=row.price, cost=row.cost, worker=row.worker)
+            MeterRow(meter=row.meter, tokens=row.tokens, price=row.price, cost=row.cost, worker=row.worker)
         )
     return [_map_request(row._mapping, meters.get(row.request_id, ())) for row in requests]  # noqa: SLF001 - public API of SQLAlchemy
 
@@ -220,7 +225,7 @@ async def _totals(conn: AsyncConnection, since_ms: int, tenant: str | None) -> l
         UsageTotal(
             organisation=row.organisation,
             model=row.model,
-            meter=Meter(row.meter),
+            meter=row.meter,
             requests=int(row.requests),
             tokens=int(row.tokens),
             billed_tokens=int(row.billed_tokens),

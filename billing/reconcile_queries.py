@@ -13,8 +13,11 @@ _WINDOW: Final = "at >= :start AND at < :end AND (:organisation ::text IS NULL O
 RECORDS: Final = f"""
 WITH r AS (SELECT * FROM billing.request WHERE {_WINDOW}),
 u AS (
-    SELECT request_id, min(organisation) AS organisation, count(*) AS num, sum(cost) AS cost,
-        bool_and(cost = CASE WHEN billable THEN ceil(tokens::numeric * price / 1000000) ELSE 0 END) AS rated_right
+    SELECT request_id, min(organisation) AS organisation, sum(cost) AS cost,
+        count(*) FILTER (WHERE meter <> 'minimum_charge') AS num,
+        bool_and(cost = CASE WHEN billable THEN ceil(tokens::numeric * price / 1000000) ELSE 0 END)
+            FILTER (WHERE meter <> 'minimum_charge') AS rated_right,
+        coalesce(max(price) FILTER (WHERE meter = 'minimum_charge') = sum(cost), true) AS topped_up_right
     FROM billing.usage_record WHERE {_WINDOW} GROUP BY request_id
 )
 SELECT request_id, coalesce(r.organisation, u.organisation) AS organisation,
@@ -22,10 +25,12 @@ SELECT request_id, coalesce(r.organisation, u.organisation) AS organisation,
         WHEN r.request_id IS NULL THEN 'usage records without a request'
         WHEN u.num IS DISTINCT FROM 3 THEN format('%s usage records, not 3', coalesce(u.num, 0))
         WHEN NOT u.rated_right THEN 'a record is not tokens x price'
+        WHEN NOT u.topped_up_right THEN 'a minimum charge does not make it the minimum'
         ELSE format('records cost %s, the request %s', u.cost, r.cost)
     END AS detail
 FROM r FULL JOIN u USING (request_id)
-WHERE r.request_id IS NULL OR u.num IS DISTINCT FROM 3 OR NOT u.rated_right OR u.cost <> r.cost
+WHERE r.request_id IS NULL OR u.num IS DISTINCT FROM 3 OR NOT u.rated_right
+    OR NOT u.topped_up_right OR u.cost <> r.cost
 """
 
 PRICES: Final = f"""
@@ -34,8 +39,17 @@ SELECT u.request_id, u.organisation,
 FROM (SELECT * FROM billing.usage_record WHERE {_WINDOW}) AS u
 LEFT JOIN billing.price AS p ON p.model = u.model AND p.version = u.price_version
 CROSS JOIN LATERAL (
-    SELECT CASE u.meter WHEN 'prefill_computed' THEN p.prefill_computed WHEN 'prefill_cached' THEN p.prefill_cached
-        ELSE p.decode END AS price
+    SELECT CASE
+        WHEN u.meter = 'minimum_charge' THEN p.minimum
+        ELSE ceil(
+            CASE
+                WHEN u.meter = 'prefill_computed' THEN p.prefill_computed
+                WHEN u.meter = 'decode' THEN p.decode
+                WHEN u.scope = 'shared' THEN coalesce(p.prefill_shared, p.prefill_cached)
+                ELSE p.prefill_cached
+            END::numeric * CASE WHEN u.batch THEN p.batch_ppm ELSE 1000000 END / 1000000
+        )::bigint
+    END AS price
 ) AS said
 WHERE said.price IS DISTINCT FROM u.price
 """

@@ -201,7 +201,7 @@ def _meters_of_rows(rows: Sequence[queries.MeterRow]) -> list[MeterRow]:
 
 
 def _usage_of_rows(row: queries.RequestRow) -> Usage:
-    tokens = {meter.meter.value: meter.tokens for meter in row.meters}
+    tokens = {meter.meter: meter.tokens for meter in row.meters}
     cached, decode = tokens.get("prefill_cached", 0), tokens.get("decode", 0)
     prompt = tokens.get("prefill_computed", 0) + cached
     return Usage(

@@ -40,8 +40,8 @@ class Prices:
         self._engine = engine
         self._list: Mapping[str, Price] = {}
         self._read_s = float("-inf")
-        self._own: dict[tuple[str, str], _Own] = {}
-        self._reads: SingleFlight[tuple[str, str], Price] = SingleFlight()
+        self._own: dict[tuple[str, str, str], _Own] = {}
+        self._reads: SingleFlight[tuple[str, str, str], Price] = SingleFlight()
         self._database_ahead_ms = 0.0
         self.database_up = False
 
@@ -56,18 +56,20 @@ class Prices:
         there = here + self._database_ahead_ms
         return int(min(max(here, there - MAX_SKEW_MS), there + MAX_SKEW_MS))
 
-    async def of(self, model: str, org: str, at_ms: int) -> Price:
-        """Return the price of a model for an organisation. Raises DependencyDown when none can be known."""
-        known = self._own.get((model, org))
+    async def of(self, model: str, org: str, at_ms: int, tier: str = "default") -> Price:
+        """Return the price of a model for an organisation and tier. Raises DependencyDown when none can be known."""
+        who = (model, org, tier)
+        known = self._own.get(who)
         if known is not None and time.monotonic() - known.read_s < REFRESH_S:
             return known.price
-        return await self._reads.run((model, org), lambda: self._read_own(model, org, at_ms, known))
+        return await self._reads.run(who, lambda: self._read_own(who, at_ms, known))
 
-    async def _read_own(self, model: str, org: str, at_ms: int, known: _Own | None) -> Price:
+    async def _read_own(self, who: tuple[str, str, str], at_ms: int, known: _Own | None) -> Price:
+        model, org, tier = who
         now_s = time.monotonic()
         try:
             async with self._engine.connect() as db:
-                price = await queries.price_in_force(db, model, at_ms, org)
+                price = await queries.price_in_force(db, model, at_ms, org, tier)
         except DATABASE_ERRORS:
             if known is not None and now_s - known.read_s < STALE_S:
                 return known.price
@@ -76,7 +78,7 @@ class Prices:
             raise DependencyDown(f"The price of '{model}' cannot be read right now.", retry_after_s=5)
         if len(self._own) >= _MAX_OWN_PRICES:
             self._own.clear()
-        self._own[model, org] = _Own(price, now_s)
+        self._own[who] = _Own(price, now_s)
         return price
 
     async def refresh(self) -> None:

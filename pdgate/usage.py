@@ -105,7 +105,7 @@ def print_usage(report: UsageReport, *, currency: str, as_json: bool = False) ->
 
 
 def _by_model(totals: list[UsageTotal]) -> tuple[ModelUsage, ...]:
-    groups: dict[tuple[str, str], dict[Meter, UsageTotal]] = {}
+    groups: dict[tuple[str, str], dict[str, UsageTotal]] = {}
     for total in totals:
         groups.setdefault((total.organisation, total.model), {})[total.meter] = total
     return tuple(

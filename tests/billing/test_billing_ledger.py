@@ -64,10 +64,14 @@ async def test_the_rollup_equals_the_records(rig):
     )
     by_hand = """
         SELECT organisation, date_trunc('hour', at, 'UTC') AS hour, project, key_id, model, tier, batch, billable,
-            meter, sum(tokens) AS tokens, sum(cost) AS cost, count(*) AS requests
-        FROM billing.usage_record GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+            meter, price_version, scope, sum(tokens) AS tokens, sum(cost) AS cost, count(*) AS requests
+        FROM billing.usage_record GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
     """
-    rolled = "SELECT * FROM billing.usage_hourly"
+    rolled = """
+        SELECT organisation, hour, project, key_id, model, tier, batch, billable, meter, price_version, scope,
+            tokens, cost, requests
+        FROM billing.usage_hourly
+    """
     assert await rig.rows(f"({by_hand}) EXCEPT ({rolled})") == []
     assert await rig.rows(f"({rolled}) EXCEPT ({by_hand})") == []
     assert await rig.scalar("SELECT count(DISTINCT hour) FROM billing.usage_hourly") == 2
@@ -113,7 +117,7 @@ async def truncate(database_url):
     connection = await asyncpg.connect(database_url)
     await connection.execute(
         "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly,"
-        " billing.ledger_transaction, billing.ledger_entry"
+        " billing.ledger_transaction, billing.ledger_entry CASCADE"
     )
     await connection.close()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from billing.database import create_engine
-from billing.prices import PriceCache, PriceError, list_prices, read_book, set_price, sync_catalog
+from billing.prices import PriceCache, PriceError, Terms, list_prices, read_book, set_price, sync_catalog
 from billing.queries import current_prices, price_in_force
 from contracts.rating import Meter
 
@@ -108,7 +108,7 @@ async def test_a_request_after_a_price_change_is_rated_by_it_although_the_book_w
     await rig.bill(usage_event())
     async with rig.engine.begin() as conn:
         second = await set_price(conn, model="tiny", meters=FLAT)
-    old, new = usage_event(at_ms=second.from_ms - 1), usage_event(at_ms=second.from_ms)
+    old, new = usage_event(at_ms=second.from_ms - 1), usage_event(at_ms=second.from_ms, price=second.price)
     delivery = rig.consumer()
     await rig.emit(old, new)
     await rig.consume(delivery, 2)
@@ -128,7 +128,7 @@ MOMENTS = st.integers(0, 6)
 def test_book_and_query_agree_on_every_price(postgres_url, versions, moment, organisation):
     async def compare():
         connection = await asyncpg.connect(postgres_url)
-        await connection.execute("TRUNCATE billing.price")
+        await connection.execute("TRUNCATE billing.price CASCADE")
         start = now_ms() + 60_000
         engine = create_engine(postgres_url)
         try:
@@ -148,7 +148,39 @@ def test_book_and_query_agree_on_every_price(postgres_url, versions, moment, org
                 assert book.in_force("tiny", at, organisation) == await price_in_force(conn, "tiny", at, organisation)
         finally:
             await engine.dispose()
-            await connection.execute("TRUNCATE billing.price")
+            await connection.execute("TRUNCATE billing.price CASCADE")
             await connection.close()
 
     asyncio.run(compare())
+
+
+async def test_a_gateway_with_a_price_of_seconds_ago_and_billing_charge_the_same(rig):
+    """The gateway's copy of the book is up to seconds old: what it told the client is what is charged."""
+    async with rig.engine.begin() as conn:
+        second = await set_price(conn, model="tiny", meters=FLAT)
+    told = usage_event(at_ms=second.from_ms + 2_000)  # answered by version 1
+    await rig.bill(told)
+    row = await rig.one("SELECT price_version, cost, answered_cost FROM billing.request")
+    assert (row.price_version, row.cost, row.answered_cost) == (1, told.cost, told.cost)
+
+
+async def test_a_tiers_and_an_organisations_price_go_before_the_list_price(engine, catalog):
+    async with engine.begin() as conn:
+        await sync_catalog(conn, catalog)
+        fast = await set_price(conn, model="tiny", meters=FLAT, terms=Terms(tier="fast"))
+        acme = await set_price(conn, model="tiny", meters=FLAT, organisation="org_acme")
+        both = await set_price(conn, model="tiny", meters=FLAT, organisation="org_acme", terms=Terms(tier="fast"))
+        book = await read_book(conn)
+        cases = {
+            ("org_x", "default"): 1,
+            ("org_x", "fast"): fast.price.version,
+            ("org_acme", "default"): acme.price.version,
+            ("org_acme", "fast"): both.price.version,
+        }
+        for (org, tier), version in cases.items():
+            asked = await price_in_force(conn, "tiny", book.read_at_ms, org, tier)
+            assert asked == book.in_force("tiny", book.read_at_ms, org, tier)
+            assert asked.version == version
+        assert (await current_prices(conn))["tiny"].version == 1
+        with pytest.raises(PriceError, match="batch_ppm"):
+            await set_price(conn, model="tiny", meters=FLAT, terms=Terms(batch_ppm=1_000_001))

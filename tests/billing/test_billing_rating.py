@@ -11,7 +11,7 @@ from billing.events import Poison, decode_event, rate_event
 from billing.moments import moment, unix_ms
 from billing.prices import PriceBook, PriceVersion
 from contracts.identity import new_rid
-from contracts.rating import Meter, Price, Tokens
+from contracts.rating import CacheScope, Meter, Price, Tokens
 from contracts.usage import Outcome
 from contracts.wire import encode
 
@@ -68,12 +68,54 @@ def test_a_client_that_left_pays_for_what_was_done():
     assert one.cost == 100 * 100 + 5 * 400  # nano per token
 
 
-def test_the_price_changes_exactly_at_its_moment():
+def test_the_price_changes_exactly_at_its_moment_and_what_was_told_is_honoured_for_ten_minutes():
     change = 1_790_000_000_000
-    prices = book(version(1, nano=1_000_000), version(2, from_ms=change, nano=2_000_000))
-    tokens = Tokens(prefill_computed=7)
-    assert rated(usage_event(rid=new_rid(change - 1), tokens=tokens, cost=0), prices).cost == 7
-    assert rated(usage_event(rid=new_rid(change), tokens=tokens, cost=0), prices).cost == 14
+    first, second = version(1, nano=1_000_000), version(2, from_ms=change, nano=2_000_000)
+
+    def cost_of(at_ms, told):
+        event = usage_event(rid=new_rid(at_ms), tokens=Tokens(prefill_computed=7), price=told.price, cost=0)
+        return rated(event, book(first, second)).cost
+
+    assert cost_of(change - 1, first) == 7
+    assert cost_of(change, second) == 14
+    assert cost_of(change - 1, second) == 7, "not in force yet: the book decides"
+    assert cost_of(change + 3_000, first) == 7, "a gateway's copy may be seconds old, and that is what it answered"
+    assert cost_of(change + 600_001, first) == 14, "no gateway may serve from so old a copy"
+    assert cost_of(change + 1, version(9)) == 14, "no such version"
+
+
+def test_a_batch_request_pays_the_discounted_price_and_a_shared_hit_its_own():
+    terms = Price(
+        version=1, model="tiny", prefill_computed=1_000_001, prefill_cached=200_000, decode=4_000_000,
+        prefill_shared=300_000, batch_ppm=500_000, minimum=50,
+    )  # fmt: skip
+    prices = book(PriceVersion(price=terms, organisation=None, from_ms=0, to_ms=None, source="admin", set_by=""))
+    tokens = Tokens(prefill_computed=100, prefill_cached=10, decode=20)
+
+    def costs(**changes):
+        one = rated(usage_event(tokens=tokens, price=terms, **changes), prices)
+        return [record.cost for record in one.records], one.top_up, one.cost
+
+    # 100 x 1.000001 -> 101; 10 x 0.2 = 2; 20 x 4 = 80 nano-units
+    assert costs() == ([101, 2, 80], 0, 183)
+    # half of each, the price rounded up first: 100 x 0.500001 -> 51; 1; 40
+    assert costs(batch=True, cost=92) == ([51, 1, 40], 0, 92)
+    assert costs(cache_scope=CacheScope.SHARED, cost=184) == ([101, 3, 80], 0, 184)
+
+
+def test_a_request_cheaper_than_the_minimum_pays_the_minimum_and_one_without_tokens_nothing():
+    terms = Price(version=1, model="tiny", prefill_computed=10**6, prefill_cached=10**6, decode=10**6, minimum=50)
+    prices = book(PriceVersion(price=terms, organisation=None, from_ms=0, to_ms=None, source="admin", set_by=""))
+
+    def rate_it(outcome=Outcome.FINISHED, **tokens):
+        one = rated(usage_event(tokens=Tokens(**tokens), price=terms, outcome=outcome), prices)
+        assert one.cost == one.event.cost, "the gateway's sum and billing's"
+        return one.top_up, one.cost
+
+    assert rate_it(prefill_computed=20, decode=10) == (20, 50)
+    assert rate_it(prefill_computed=20, decode=40) == (0, 60)
+    assert rate_it() == (0, 0)
+    assert rate_it(outcome=Outcome.INTERRUPTED, decode=1) == (0, 0)
 
 
 def test_a_price_with_an_end_gives_way_to_the_older_one():
