@@ -33,6 +33,7 @@ from gateway.inbox import Inbox
 from gateway.journal import Journal
 from gateway.lease import Lease
 from gateway.lookup import Lookup
+from gateway.messages import Messages
 from gateway.models import Models
 from gateway.notices import Notices
 from gateway.prices import Prices
@@ -41,6 +42,7 @@ from gateway.records import Records
 from gateway.routes.chat import chat_routes
 from gateway.routes.completions import completion_routes
 from gateway.routes.health import health_routes
+from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
 from gateway.routes.requests import request_routes
 from gateway.routes.tokens import token_routes
@@ -123,6 +125,7 @@ class Gateway:
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
+        self.messages = Messages(self.starter, self.chat, catalog=catalog)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
@@ -231,6 +234,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         route_handlers=[
             *chat_routes(gateway.starter, gateway.chat, gateway.answers),
             *completion_routes(gateway.starter, gateway.completions, gateway.answers),
+            *message_routes(gateway.starter, gateway.messages, gateway.answers),
             *token_routes(gateway.starter, gateway.models, gateway.workshop),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),

@@ -40,13 +40,23 @@ class Chat:
     async def start(self, arrival: Arrival) -> StartedChat:
         """Admit a request and write it to the inbox. Raises one of contracts.errors."""
         chat = decode_chat(arrival.body)
-        model = self._models.servable(chat.model)
-        ids = await self._workshop.encode(
-            model.prompt, chat.messages, body_bytes=len(arrival.body), context_tokens=model.model.context_tokens
+        work = await self.work(chat, arrival)
+        output = self._output(chat, arrival, work.model.name)
+        return StartedChat(started=await self._starter.start(arrival, work, [output]), output=output)
+
+    async def encode(self, chat: ChatRequest, *, body_bytes: int) -> Sequence[int]:
+        """Return the token ids of a conversation. Raises one of contracts.errors."""
+        prompt, model = self._models.tokenizer(chat.model)
+        return await self._workshop.encode(
+            prompt, chat.messages, body_bytes=body_bytes, context_tokens=model.context_tokens
         )
-        work = Work(
+
+    async def work(self, chat: ChatRequest, arrival: Arrival) -> Work:
+        """Return what a chat request wants generated. Raises one of contracts.errors."""
+        model = self._models.servable(chat.model)
+        return Work(
             model=model,
-            prompts=[ids],
+            prompts=[await self.encode(chat, body_bytes=len(arrival.body))],
             sampling=lambda max_tokens: chat.sampling(max_tokens, model.model),
             asked_tokens=chat.asked_tokens,
             num_samples=chat.num_samples,
@@ -60,8 +70,6 @@ class Chat:
                 metadata=chat.metadata,
             ),
         )
-        output = self._output(chat, arrival, model.name)
-        return StartedChat(started=await self._starter.start(arrival, work, [output]), output=output)
 
     def _output(self, chat: ChatRequest, arrival: Arrival, model: str) -> EventStream | WholeAnswer:
         if not chat.stream:

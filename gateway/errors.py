@@ -1,7 +1,7 @@
 """The edge: every error of an HTTP request leaves as an OpenAI error body with the right status."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -9,9 +9,12 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
 from contracts.errors import BadRequest, BodyTooLarge, NotFound, ServingError, openai_body
+from gateway.schemas.messages import anthropic_body
 from observability.metrics import Instruments
 
 log = structlog.get_logger()
+
+ANTHROPIC_PATH: Final = "/v1/messages"
 
 
 class MethodNotAllowed(ServingError):
@@ -31,15 +34,17 @@ def error_headers(error: ServingError) -> dict[str, str]:
     return headers
 
 
-def error_response(error: ServingError, *, rid: str | None) -> Response[bytes]:
-    """Return the HTTP form of an error."""
+def error_response(error: ServingError, *, rid: str | None, anthropic: bool = False) -> Response[bytes]:
+    """Return the HTTP form of an error: OpenAI's, or Anthropic's."""
     headers = error_headers(error)
     if rid is not None:
         headers["x-request-id"] = rid
+        if anthropic:
+            headers["request-id"] = rid
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(
-        msgspec.json.encode(openai_body(error)),
+        msgspec.json.encode(anthropic_body(error, rid) if anthropic else openai_body(error)),
         status_code=error.http_status,
         media_type="application/json",
         headers=headers,
@@ -64,7 +69,8 @@ class Edge:
         route = str(request.scope.get("path_template") or "unknown")
         self._instruments.requests.add(1, {"route": route, "status": status, "model": ""})
         self._instruments.refusals.add(1, {"reason": error.code, "status": status})
-        return error_response(error, rid=rid_of(request))
+        anthropic = request.url.path.startswith(ANTHROPIC_PATH)
+        return error_response(error, rid=rid_of(request), anthropic=anthropic)
 
     def http_error(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
         """Translate one of Litestar's: no such route, wrong method, body too large."""

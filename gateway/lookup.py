@@ -31,7 +31,8 @@ from gateway.schemas.answers import (
 )
 from gateway.table import LiveTable
 
-CHAT_PREFIX: Final = "chatcmpl-"
+ANSWER_PREFIX: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)")
+"""What the ids of answers put before the request's id."""
 
 _REDIS_TIMEOUT_S: Final = 2.0
 _RID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -48,13 +49,13 @@ class Lookup:
         self._currency = currency
 
     async def find(self, tenant: str, name: str) -> RequestView:
-        """Return the tenant's request of this id, with or without `chatcmpl-`.
+        """Return the tenant's request of this id, with or without what its answer's id puts before it.
 
         Raises:
             NotFound: unknown to this tenant.
             DependencyDown: neither Redis nor Postgres could be asked.
         """
-        rid = name.removeprefix(CHAT_PREFIX)
+        rid = ANSWER_PREFIX.sub("", name, count=1) if ANSWER_PREFIX.match(name) else name
         if not _RID.fullmatch(rid):
             raise _unknown(name)
         created_s = at_ms(rid) // 1000
