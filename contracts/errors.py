@@ -20,6 +20,7 @@ class ServingError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.headers: Mapping[str, str] = {}  # beside those that follow from the fields above
 
 
 # -- the caller must change the request ------------------------------------------------------------

@@ -22,6 +22,11 @@ def reservation(org: str, rid: str) -> str:
     return f"pdgate:{shard_tag(org)}:res:{rid}"
 
 
+def reservation_added(org: str, rid: str) -> str:
+    """Return the money that was reserved for one request while it ran, nano-units. Deleted by settle.lua."""
+    return f"pdgate:{shard_tag(org)}:res:{rid}:added"
+
+
 def open_reservations(org: str) -> str:
     """Return the sorted set of open reservations of the organisation's shard: `org/rid` by deadline, Unix ms."""
     return open_reservations_of_shard(shard_of(org))

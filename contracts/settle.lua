@@ -1,41 +1,59 @@
 -- Settles one request exactly once: gives back what was reserved, charges what was used, emits the usage event.
 --
 -- KEYS[1] reservation   KEYS[2] open (zset)   KEYS[3] usage stream   KEYS[4] settled request
--- ARGV[1] msgpack map: now_ms, cost (nano-units), actual {meter -> tokens of the rate meters}
+-- KEYS[5] what was added to the reservation's money while the request ran
+-- ARGV[1] msgpack map: now_ms, cost (nano-units), actual {meter -> tokens of the rate meters},
+--         unreserved (optional): {rates, budgets} of a request that was let in while Redis did not answer
 -- ARGV[2] the usage event (opaque bytes)      ARGV[3] milliseconds to keep KEYS[4]
 --
 -- Returns 1 when this call settled, 0 when there was no reservation: settled before, a normal answer.
 
 local raw = redis.call('GET', KEYS[1])
-if not raw then return 0 end
-local a = cmsgpack.unpack(raw)
 local s = cmsgpack.unpack(ARGV[1])
+local a
+if raw then
+  a = cmsgpack.unpack(raw)
+elseif s.unreserved and redis.call('EXISTS', KEYS[4]) == 0 then
+  a = s.unreserved
+else
+  return 0
+end
 local now = s.now_ms
 
 for _, r in ipairs(a.rates) do
+  local reserved = r.amount
+  if not raw then reserved = 0 end
   local actual = s.actual[r.meter]
   if actual == nil then actual = r.amount end
-  local back = (r.amount - actual) * 1000
+  local back = (reserved - actual) * 1000
   if back ~= 0 then
     local capacity = r.limit * 1000
     local stored = redis.call('HMGET', r.key, 'level', 'at')
-    if stored[1] then
-      local at = tonumber(stored[2])
+    if stored[1] or not raw then
+      local at = tonumber(stored[2] or now)
       local elapsed = math.max(0, now - at)
-      local level = math.min(capacity, tonumber(stored[1]) + math.floor(elapsed * capacity / 60000))
+      local level = math.min(capacity, tonumber(stored[1] or capacity) + math.floor(elapsed * capacity / 60000))
       level = math.min(capacity, level + back)
       redis.call('HSET', r.key, 'level', string.format('%.0f', level), 'at', string.format('%.0f', math.max(now, at)))
       redis.call('PEXPIRE', r.key, 120000)
     end
   end
 end
-for _, l in ipairs(a.leases) do redis.call('ZREM', l.key, a.rid) end
-for _, b in ipairs(a.budgets) do
-  redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', 0 - b.amount))
-  redis.call('HINCRBY', b.key, 'spent', string.format('%.0f', s.cost))
+if raw then
+  for _, l in ipairs(a.leases) do redis.call('ZREM', l.key, a.rid) end
 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], a.member)
+if #a.budgets > 0 then
+  local added = tonumber(redis.call('GET', KEYS[5]) or '0')
+  for _, b in ipairs(a.budgets) do
+    if raw then redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', 0 - b.amount - added)) end
+    redis.call('HINCRBY', b.key, 'spent', string.format('%.0f', s.cost))
+  end
+  redis.call('DEL', KEYS[5])
+end
+if raw then
+  redis.call('DEL', KEYS[1])
+  redis.call('ZREM', KEYS[2], a.member)
+end
 redis.call('XADD', KEYS[3], '*', 'd', ARGV[2])
 redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 return 1

@@ -21,6 +21,7 @@ from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
 from contracts.wire import VERSION, Owner, RequestOutcome
 
 KEEP_SETTLED_MS = 600_000
+KEEP_UNRESERVED_MS = 86_400_000  # a journal may be read again after so long
 
 METER_REQUESTS = "requests"
 METER_PROMPT = "prompt_tokens"
@@ -46,11 +47,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """One money limit, nano-units."""
+    """One money limit, nano-units. A limit that billing wrote into the hash replaces `limit`."""
 
     key: str
-    limit: int
+    limit: int | None
     amount: int
+    required: bool = False  # the hash must have a limit: without one Redis has lost it
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +80,14 @@ class Reserved(msgspec.Struct, frozen=True):
 
 
 class LimitHit(msgspec.Struct, frozen=True):
-    """Refused by one limit; nothing was taken from any."""
+    """Refused by one limit; nothing was taken from any. `remaining` and `reset_ms` are as they stand."""
 
     kind: str  # rate | lease | budget
     index: int  # into Reservation.rates, .leases or .budgets
     retry_after_ms: int | None  # None: waiting does not help
     available: int
+    remaining: tuple[int, ...] = ()
+    reset_ms: tuple[int, ...] = ()
 
 
 class KeyStateDiffers(msgspec.Struct, frozen=True):
@@ -96,7 +100,26 @@ class Duplicate(msgspec.Struct, frozen=True):
     """This rid is reserved already."""
 
 
-ReserveAnswer = Reserved | LimitHit | KeyStateDiffers | Duplicate
+class BudgetUnknown(msgspec.Struct, frozen=True):
+    """Redis has lost a budget, and billing has not yet written it again. `index` is into Reservation.budgets."""
+
+    index: int
+
+
+class Unreserved(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a request that was let in while Redis did not answer: charged when it is settled."""
+
+    rates: Sequence[Rate] = ()
+    budgets: Sequence[Budget] = ()
+
+
+class NotExtended(msgspec.Struct, frozen=True):
+    """A budget does not have that much. `available` in nano-units."""
+
+    available: int
+
+
+ReserveAnswer = Reserved | LimitHit | KeyStateDiffers | Duplicate | BudgetUnknown
 
 
 class SettlementScripts:
@@ -105,6 +128,7 @@ class SettlementScripts:
     def __init__(self, redis: Redis | RespConnection) -> None:
         folder = files("contracts")
         self._reserve: Any = redis.register_script((folder / "reserve.lua").read_text())
+        self._extend: Any = redis.register_script((folder / "extend.lua").read_text())
         self._settle: Any = redis.register_script((folder / "settle.lua").read_text())
 
     async def reserve(self, org: str, reservation: Reservation) -> ReserveAnswer:
@@ -126,28 +150,60 @@ class SettlementScripts:
                 return Reserved(tuple(flat[0::2]), tuple(flat[1::2]))
             case 0:
                 wait = int(answer[3])
-                return LimitHit(_text(answer[1]), int(answer[2]), wait if wait >= 0 else None, int(answer[4]))
+                flat = answer[5]
+                return LimitHit(
+                    _text(answer[1]),
+                    int(answer[2]),
+                    wait if wait >= 0 else None,
+                    int(answer[4]),
+                    tuple(flat[0::2]),
+                    tuple(flat[1::2]),
+                )
             case -1:
                 return KeyStateDiffers(_text(answer[2]) or None)
+            case -3:
+                return BudgetUnknown(int(answer[2]))
             case _:
                 return Duplicate()
 
-    async def settle(self, event: UsageEvent, actual: Mapping[str, int]) -> bool:
+    async def extend(self, org: str, rid: str, nano: int) -> NotExtended | None:
+        """Reserve `nano` more of every budget of a request that runs; None = granted, or settled already.
+
+        Raises RedisError.
+        """
+        if not 0 < nano <= MAX_EXACT_NANO:
+            raise ValueError(f"cannot reserve {nano} nano-units exactly")
+        answer: Any = await self._extend(
+            keys=[keys.reservation(org, rid), keys.reservation_added(org, rid)], args=[nano]
+        )
+        return NotExtended(int(answer[2])) if answer[0] == 0 else None
+
+    async def settle(
+        self, event: UsageEvent, actual: Mapping[str, int], *, unreserved: Unreserved | None = None
+    ) -> bool:
         """Settle `event.rid`; return False when it was settled before.
 
         `actual`: what to leave charged on each rate meter; a meter that is absent stays as reserved.
+        `unreserved`: what to charge where there may be no reservation.
         """
         if not 0 <= event.cost <= MAX_EXACT_NANO:
             raise ValueError(f"cannot charge {event.cost} nano-units exactly")
-        request = {"now_ms": int(time.time() * 1000), "cost": event.cost, "actual": dict(actual)}
+        request: dict[str, Any] = {"now_ms": int(time.time() * 1000), "cost": event.cost, "actual": dict(actual)}
+        if unreserved is not None:
+            request["unreserved"] = unreserved
         answer: Any = await self._settle(
             keys=[
                 keys.reservation(event.org, event.rid),
                 keys.open_reservations(event.org),
                 keys.usage_stream(shard_of(event.org)),
                 keys.settled_request(event.org, event.rid),
+                keys.reservation_added(event.org, event.rid),
             ],
-            args=[msgspec.msgpack.encode(request), msgspec.msgpack.encode(event), KEEP_SETTLED_MS],
+            args=[
+                msgspec.msgpack.encode(request),
+                msgspec.msgpack.encode(event),
+                KEEP_SETTLED_MS if unreserved is None else KEEP_UNRESERVED_MS,
+            ],
         )
         return bool(answer == 1)
 

@@ -1,17 +1,21 @@
 """From what the workers and the scheduler said to the one usage event of a request. Pure."""
 
 from collections.abc import Mapping
+from typing import Final
 
-from contracts.lifecycle import HandOff, Path, Phase
+from contracts.lifecycle import FinishReason, HandOff, Path, Phase
 from contracts.rating import Tokens
 from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget, Timings, met
-from contracts.usage import Outcome, UsageEvent
+from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
 from contracts.wire import Placed
 from gateway.slots import Slot
 from gateway.terms import Ending, Terms
 
 Slots = Mapping[int, Slot]
+
+BUDGET_USED_UP: Final = "budget"
+"""Cause of a finished request whose answer no budget paid further."""
 
 
 def usage_event(
@@ -46,6 +50,9 @@ def usage_event(
         slo_met = met(timings, owner.slo) if timings is not None else None
     elif outcome is Outcome.INTERRUPTED:
         slo_met = False
+    cause = ending.cause
+    if outcome is Outcome.FINISHED and not cause and not any(slot.said for slot in streams.values()):
+        cause = EMPTY_ANSWER
     first = streams.get(0)
     path, hand_off = _path(placed, first)
     return usage_event_of(
@@ -53,8 +60,8 @@ def usage_event(
         rid=terms.rid,
         pool=terms.pool,
         outcome=outcome,
-        cause=ending.cause,
-        finish_reason=first.reason if first is not None and first.reason is not None else "",
+        cause=cause,
+        finish_reason=_finish_reason(first, cause),
         tokens=tokens,
         reasoning_tokens=reasoning_tokens,
         path=path,
@@ -148,6 +155,12 @@ def _path(placed: Placed | None, first: Slot | None) -> tuple[Path | None, HandO
     if first is None:
         return None, None
     return (Path.PD, HandOff.DIRECT) if first.phase is Phase.DECODE else (Path.UNIFIED, None)
+
+
+def _finish_reason(first: Slot | None, cause: str) -> str:
+    if cause == BUDGET_USED_UP:
+        return FinishReason.LENGTH
+    return first.reason if first is not None and first.reason is not None else ""
 
 
 def _worker(slots: Slots, default: str) -> str:

@@ -5,22 +5,39 @@ from typing import Final
 
 import msgspec
 import structlog
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from contracts.errors import ContextTooLong, DependencyDown, InvalidApiKey, ServingError
 from contracts.rating import Price
 from contracts.settlement import (
-    Duplicate,
+    BudgetUnknown,
     KeyStateDiffers,
     LimitHit,
     Reservation,
+    ReserveAnswer,
     Reserved,
     SettlementScripts,
+    Unreserved,
     encode_owner,
 )
 from contracts.wire import Owner
-from gateway.limits import MIN_USEFUL_TOKENS, Need, Scope, affordable_tokens, claim, headers, refusal
+from gateway.lengths import Lengths
+from gateway.limits import (
+    MIN_USEFUL_TOKENS,
+    NO_LIMITS,
+    Claim,
+    Need,
+    Scope,
+    affordable_tokens,
+    claim,
+    headers,
+    hit_limit,
+    refusal,
+)
+from gateway.outage import Outage
+from gateway.purse import first_payment
 from gateway.tenants import ApiKey
+from observability.metrics import Instruments
 
 log = structlog.get_logger()
 
@@ -55,7 +72,9 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """A request with its reservation."""
 
     max_tokens: int  # per sample, enforced in the engine
+    paid_tokens: int  # per sample: what money is reserved for, of all budgets
     headers: Mapping[str, str]
+    unreserved: Unreserved | None = None  # set when Redis did not answer: what to charge at the end
 
 
 class Admission:
@@ -65,17 +84,26 @@ class Admission:
         self,
         scripts: SettlementScripts,
         *,
+        lengths: Lengths,
+        outage: Outage,
+        instruments: Instruments,
         caught_up: Callable[[str, float], Awaitable[bool]],
     ) -> None:
         """`caught_up(org, timeout_s)` waits for settlements under way; false if there were none or not in time."""
         self._scripts = scripts
+        self._lengths = lengths
+        self._outage = outage
+        self._instruments = instruments
         self._caught_up = caught_up
 
     async def admit(self, asked: Asked, key: ApiKey, reload_key: Callable[[], Awaitable[ApiKey]]) -> Admitted:
         """Reserve everything or nothing.
 
         The effective maximum is what the client asked for or the model's default, within the context. If
-        the client did not say, it shrinks to what limits and budgets leave, down to a useful minimum.
+        the client did not say, it shrinks to what limits and budgets leave, down to a useful minimum. Money is
+        reserved for the tenant's usual length and extended while the answer runs (gateway.purse).
+
+        While Redis does not answer, a few requests go on unreserved (gateway.outage).
 
         A client is answered before its request is settled. So that its next one finds free what it knows to
         have ended, a limit counts only once those settlements are through.
@@ -84,55 +112,73 @@ class Admission:
             ContextTooLong, InvalidApiKey, RateLimited, InsufficientQuota, DependencyDown.
         """
         max_tokens = most_tokens(asked)
+        likely = self._lengths.likely(key.organisation_id, asked.owner.model)
         reloaded, waits = False, 0
         for _ in range(_MAX_TRIES):
             need = Need(
                 prompt_tokens=asked.prompt_tokens,
                 max_tokens=max_tokens,
+                paid_tokens=first_payment(max_tokens=max_tokens, likely_tokens=likely),
                 num_samples=asked.num_samples,
                 price=asked.price,
             )
             wanted = claim(key.organisation_id, scopes_of(key), need)
-            reservation = Reservation(
-                rid=asked.rid,
-                member=f"{key.organisation_id}/{asked.rid}",
-                now_ms=asked.now_ms,
-                deadline_ms=asked.deadline_ms,
-                key_id=key.id,
-                key_state=key.key_state,
-                owner=encode_owner(asked.owner),
-                pool=asked.pool,
-                rates=wanted.rates,
-                leases=wanted.leases,
-                budgets=wanted.budgets,
-            )
-            try:
-                answer = await self._scripts.reserve(key.organisation_id, reservation)
-                if isinstance(answer, KeyStateDiffers) and not reloaded:
-                    key = await reload_key()
-                    reloaded = True
-                    continue
-            except RedisError as error:
-                log.warning("reserve_failed", rid=asked.rid, error=str(error))
-                raise ReservationUnknown(_DOWN, retry_after_s=1) from None
+            answer = await self._reserve(asked, key, wanted)
             match answer:
+                case None:
+                    return _let_in(need, wanted)
                 case Reserved():
-                    return Admitted(max_tokens=max_tokens, headers=headers(answer, wanted))
+                    paid_tokens = need.paid_tokens if wanted.budgets else max_tokens
+                    return Admitted(max_tokens=max_tokens, paid_tokens=paid_tokens, headers=headers(answer, wanted))
+                case KeyStateDiffers() if not reloaded:
+                    key = await _reloaded(reload_key)
+                    reloaded = True
                 case LimitHit():
                     # Again and again: others may take first what was waited for, with old claims of their own.
                     if waits < _MAX_WAITS and await self._caught_up(key.organisation_id, _SETTLED_WITHIN_S):
                         waits += 1
                         continue
                     left = affordable_tokens(answer, wanted, need)
-                    if asked.asked_tokens is None and MIN_USEFUL_TOKENS <= left < max_tokens:
-                        max_tokens = left
-                        continue
-                    raise refusal(answer, wanted, need)
-                case KeyStateDiffers():
-                    raise InvalidApiKey("This API key is being changed. Try again.")
-                case Duplicate():
-                    raise ServingError(f"request id {asked.rid} was given out twice")
+                    if asked.asked_tokens is not None or not MIN_USEFUL_TOKENS <= left < max_tokens:
+                        raise self._refused(answer, wanted, need)
+                    max_tokens = left
+                case _:
+                    raise _error_of(answer, asked.rid)
         raise redis_down()
+
+    async def _reserve(self, asked: Asked, key: ApiKey, wanted: Claim) -> ReserveAnswer | None:
+        """Run the script; None: Redis does not answer, and the request may go on all the same."""
+        try:
+            answer = await self._scripts.reserve(key.organisation_id, _reservation(asked, key, wanted))
+        except RedisError as error:
+            log.warning("reserve_failed", rid=asked.rid, error=str(error))
+            if isinstance(error, ResponseError) or not self._outage.let_in(key.id):
+                raise ReservationUnknown(_DOWN, retry_after_s=1) from None
+            return None
+        self._outage.over()
+        return answer
+
+    def _refused(self, hit: LimitHit, wanted: Claim, need: Need) -> ServingError:
+        limit, scope = hit_limit(hit, wanted)
+        self._instruments.limiter_refusals.add(1, {"limit": limit, "scope": scope})
+        return refusal(hit, wanted, need)
+
+
+async def _reloaded(reload_key: Callable[[], Awaitable[ApiKey]]) -> ApiKey:
+    try:
+        return await reload_key()
+    except RedisError:
+        raise ReservationUnknown(_DOWN, retry_after_s=1) from None
+
+
+def _error_of(answer: ReserveAnswer, rid: str) -> ServingError:
+    match answer:
+        case KeyStateDiffers():
+            return InvalidApiKey("This API key is being changed. Try again.")
+        case BudgetUnknown():
+            return DependencyDown("Your budget is being read again. Try again shortly.", retry_after_s=1)
+        case _:
+            return ServingError(f"request id {rid} was given out twice")
 
 
 def most_tokens(asked: Asked) -> int:
@@ -151,11 +197,35 @@ def most_tokens(asked: Asked) -> int:
 
 def scopes_of(key: ApiKey) -> Sequence[Scope]:
     """Return the holders of limits above a request, the narrowest first."""
-    return (
-        Scope("key", key.id, key.limits),
-        Scope("project", key.project_id, key.project_limits),
-        Scope("org", key.organisation_id, key.organisation_limits),
+    scopes = (
+        Scope("key", key.id, key.limits, "key" in key.budgeted),
+        Scope("project", key.project_id, key.project_limits, "project" in key.budgeted),
+        Scope("org", key.organisation_id, key.organisation_limits, "org" in key.budgeted),
     )
+    if "credit" not in key.budgeted:
+        return scopes
+    return (*scopes, Scope("credit", key.organisation_id, NO_LIMITS, budgeted=True))
+
+
+def _reservation(asked: Asked, key: ApiKey, wanted: Claim) -> Reservation:
+    return Reservation(
+        rid=asked.rid,
+        member=f"{key.organisation_id}/{asked.rid}",
+        now_ms=asked.now_ms,
+        deadline_ms=asked.deadline_ms,
+        key_id=key.id,
+        key_state=key.key_state,
+        owner=encode_owner(asked.owner),
+        pool=asked.pool,
+        rates=wanted.rates,
+        leases=wanted.leases,
+        budgets=wanted.budgets,
+    )
+
+
+def _let_in(need: Need, wanted: Claim) -> Admitted:
+    unreserved = Unreserved(rates=wanted.rates, budgets=wanted.budgets)
+    return Admitted(max_tokens=need.max_tokens, paid_tokens=need.max_tokens, headers={}, unreserved=unreserved)
 
 
 def redis_down() -> DependencyDown:

@@ -20,6 +20,7 @@ from contracts.environment import asyncpg_url
 from contracts.errors import ServingError
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
+from contracts.usage import Outcome
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
 from gateway.admission import Admission
@@ -29,15 +30,19 @@ from gateway.chat import Chat
 from gateway.completions import Completions
 from gateway.errors import Edge
 from gateway.fleet import Fleet
+from gateway.generation import Generation
 from gateway.inbox import Inbox
 from gateway.journal import Journal
 from gateway.lease import Lease
+from gateway.lengths import Lengths
 from gateway.lookup import Lookup
 from gateway.messages import Messages
 from gateway.models import Models
 from gateway.notices import Notices
+from gateway.outage import Outage
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
+from gateway.purse import Purse
 from gateway.records import Records
 from gateway.routes.chat import chat_routes
 from gateway.routes.completions import completion_routes
@@ -67,11 +72,20 @@ _REDIS_TIMEOUT_S: Final = 2.0
 class Outward:
     """What generations set in motion, passed to the parts that do it."""
 
-    def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement) -> None:
+    def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement, *, purse: Purse, lengths: Lengths) -> None:
         self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
         self.attached: Callable[[str], bool] = fleet.attached
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
-        self.settle: Callable[[Closed], None] = settlement.offer
+        self.ask_for_money: Callable[[Generation], None] = purse.ask
+        self._settlement = settlement
+        self._lengths = lengths
+
+    def settle(self, closed: Closed) -> None:
+        """Hand a closed request to settlement, and learn from it."""
+        event = closed.event
+        if event.outcome is Outcome.FINISHED:
+            self._lengths.ended(event.org, event.model, event.tokens.decode)
+        self._settlement.offer(closed)
 
 
 class Gateway:
@@ -111,17 +125,25 @@ class Gateway:
             Records(telemetry.instruments),
             max_waiting=settings.settlements_in_memory,
         )
+        self.lengths = Lengths()
+        self.purse = Purse(SettlementScripts(self._settling))
         self.starter = Starter(
             settings,
             gateway_id=gateway_id,
             auth=self.auth,
             models=self.models,
             prices=self.prices,
-            admission=Admission(SettlementScripts(self._requests), caught_up=self.settlement.caught_up),
+            admission=Admission(
+                SettlementScripts(self._requests),
+                lengths=self.lengths,
+                outage=Outage(per_key=settings.outage_requests_per_key, per_process=settings.outage_requests),
+                instruments=telemetry.instruments,
+                caught_up=self.settlement.caught_up,
+            ),
             fleet=self.fleet,
             inbox=self.inbox,
             table=self.table,
-            effects=Outward(self.fleet, self.inbox, self.settlement),
+            effects=Outward(self.fleet, self.inbox, self.settlement, purse=self.purse, lengths=self.lengths),
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
@@ -152,6 +174,7 @@ class Gateway:
             "notices": self._notices.run,
             "inbox": self.inbox.run,
             "settlement": self.settlement.run,
+            "purse": self.purse.run,
             "answers": self.answers.run,
             "ticks": self._tick,
             "loop-lag": lambda: watch_loop_lag(self._instruments),

@@ -24,8 +24,8 @@ class MethodNotAllowed(ServingError):
 
 
 def error_headers(error: ServingError) -> dict[str, str]:
-    """Return `retry-after` and `x-should-retry` as the error wants them."""
-    headers: dict[str, str] = {}
+    """Return the error's own headers, `retry-after` and `x-should-retry` as it wants them."""
+    headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))

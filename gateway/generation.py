@@ -6,7 +6,9 @@
    exists, and losing its worker interrupts the request.
 3. Something ends it (`Ending`): all samples finished, the client left, a refusal, a fault, the
    deadline. The client is told at once where there is one.
-4. The workers' final counts may still be on their way: a bounded wait for them, then `_conclude`
+4. Money is reserved for part of the maximum (gateway.purse). A sample that comes near the end of it asks for
+   more; if no budget has more, `cut` ends the answer like its maximum would.
+5. The workers' final counts may still be on their way: a bounded wait for them, then `_conclude`
    makes the usage event, hands it to the settlement queue, and lets the output end.
 
 Nothing here awaits, so all of it may be called from a task that is being cancelled.
@@ -20,6 +22,7 @@ from typing import Final, Protocol
 from contracts.errors import DeadlineExceeded, Interrupted, ServingError
 from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, Phase
+from contracts.settlement import Unreserved
 from contracts.usage import Outcome, UsageEvent
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import (
@@ -30,10 +33,11 @@ from contracts.wire import (
     Placed,
     Refused,
 )
-from gateway.accounting import blamed, timings_of, usage_event
-from gateway.outputs import Output
+from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
+from gateway.outputs import Nowhere, Output
+from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
-from gateway.slots import Slot
+from gateway.slots import NO_ALLOWANCE, Slot
 from gateway.terms import Closed, Ending, Terms
 
 COUNTS_WAIT_S: Final = 1.0  # for the prefill side's counts, once the answer is whole or broken
@@ -60,6 +64,10 @@ class Effects(Protocol):
         """Take over a request whose numbers are final."""
         ...
 
+    def ask_for_money(self, generation: "Generation") -> None:
+        """Reserve more for a request: ends in its `extended` or `cut`."""
+        ...
+
 
 class Generation:
     """See the module's docstring."""
@@ -84,6 +92,9 @@ class Generation:
         self.ending: Ending | None = None
         self.event: UsageEvent | None = None
         self.rid_bytes = rid_bytes(terms.rid)
+        self.max_tokens = self.paid_tokens = NO_ALLOWANCE  # per sample
+        self.unreserved: Unreserved | None = None
+        self._asking = False
         self._effects = effects
         self._loop = loop
         self._forget = forget
@@ -103,6 +114,8 @@ class Generation:
         if attempt != self.attempt and not self._advance(attempt):
             return None
         slot = Slot(self, sample, phase, worker_id)
+        if phase is not Phase.PREFILL:
+            slot.allowance = self._allowance()
         (self._prefills if phase is Phase.PREFILL else self._streams)[sample] = slot
         if self.ending is not None and self.ending.outcome is not Outcome.FINISHED:
             self._effects.abort_on_worker(worker_id, self._attempt_id(), self.ending.cause)
@@ -172,6 +185,46 @@ class Generation:
         elif not notice.retrying:
             entry = Continue(rid=self.terms.rid, lost_attempt=notice.attempt, delivered=())
             self._effects.tell_scheduler(self.terms.pool, entry)
+
+    # -- money -----------------------------------------------------------------------------------------
+
+    def admitted(self, *, max_tokens: int, paid_tokens: int, unreserved: Unreserved | None) -> None:
+        """Take what admission allowed: tokens per sample, and what of them is paid."""
+        self.max_tokens, self.paid_tokens, self.unreserved = max_tokens, paid_tokens, unreserved
+
+    def running_low(self) -> None:
+        """Ask for more money, once until it is answered."""
+        if not self._asking and not self.over:
+            self._asking = True
+            self._effects.ask_for_money(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether the request has ended."""
+        return self.ending is not None
+
+    def extended(self, paid_tokens: int) -> None:
+        """Take notice that so many tokens per sample are paid."""
+        self._asking = False
+        self.paid_tokens = paid_tokens
+        for slot in self._streams.values():
+            slot.allowance = self._allowance()
+
+    def cut(self) -> None:
+        """End the answer as its maximum would: no budget pays for more."""
+        if self.ending is not None:
+            return
+        for sample, slot in self._streams.items():
+            if slot.reason is None:
+                self.output.sample_finished(sample, FinishReason.LENGTH)
+                slot.output = Nowhere()
+        self.output.flush()
+        self._stop_engines(BUDGET_USED_UP)
+        self._end(Ending(Outcome.FINISHED, BUDGET_USED_UP), wait_s=LEAVE_WAIT_S)
+
+    def _allowance(self) -> int:
+        allowed = allowance_of(paid_tokens=self.paid_tokens, max_tokens=self.max_tokens)
+        return NO_ALLOWANCE if allowed is None else allowed
 
     # -- events from our own side --------------------------------------------------------------------
 
@@ -284,6 +337,7 @@ class Generation:
                 entry_id=self.entry_id,
                 ended_unix_ms=self.terms.arrived_unix_ms + int((time.monotonic() - self.terms.arrived_s) * 1000),
                 phase_blamed=blamed(event, self.terms.owner.slo),
+                unreserved=self.unreserved,
             )
         )
 

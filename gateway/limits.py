@@ -67,11 +67,12 @@ class TooLargeForLimit(RateLimited):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """One holder of limits. `kind` is key, project or org."""
+    """One holder of limits. `kind` is key, project, org or credit (the organisation's prepaid money)."""
 
     kind: str
     id: str
     limits: Limits
+    budgeted: bool = False  # billing keeps a budget of it, whose limit is in Redis
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     max_tokens: int  # per sample
+    paid_tokens: int  # per sample: what money is reserved for
     num_samples: int
     price: Price
 
@@ -89,8 +91,9 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_nano(self) -> int:
-        """Return the cost if nothing is cached and every sample runs to its maximum."""
-        return cost(Tokens(prefill_computed=self.prompt_tokens, decode=self.generated_tokens), self.price)
+        """Return the cost if nothing is cached and every sample runs as long as is paid for."""
+        decode = self.paid_tokens * self.num_samples
+        return cost(Tokens(prefill_computed=self.prompt_tokens, decode=decode), self.price)
 
     def of(self, meter: str) -> int:
         """Return what the request takes from a rate meter."""
@@ -126,7 +129,7 @@ def claim(org: str, scopes: Sequence[Scope], need: Need) -> Claim:
     budget_scopes: list[str] = []
     for scope in scopes:
         limits = scope.limits
-        if limits == NO_LIMITS:
+        if limits == NO_LIMITS and not scope.budgeted:
             continue
         for meter, field in _PER_MINUTE:
             limit = getattr(limits, field)
@@ -138,9 +141,9 @@ def claim(org: str, scopes: Sequence[Scope], need: Need) -> Claim:
             key = keys.concurrency_leases(org, scope.kind, scope.id)
             leases.append(Lease(key=key, limit=limits.concurrent_requests))
             lease_scopes.append(scope.kind)
-        if limits.budget_nano is not None:
+        if limits.budget_nano is not None or scope.budgeted:
             key = keys.budget(org, scope.kind, scope.id)
-            budgets.append(Budget(key=key, limit=limits.budget_nano, amount=need.cost_nano))
+            budgets.append(Budget(key=key, limit=limits.budget_nano, amount=need.cost_nano, required=scope.budgeted))
             budget_scopes.append(scope.kind)
     return Claim(
         rates=rates,
@@ -170,7 +173,24 @@ def affordable_tokens(hit: LimitHit, asked: Claim, need: Need) -> int:
 
 
 def refusal(hit: LimitHit, asked: Claim, need: Need) -> ServingError:
-    """Return the error that tells the client which limit refused and when to come back."""
+    """Return the error that tells the client which limit refused, when to come back and what is left of all."""
+    error = _refusal(hit, asked, need)
+    error.headers = headers(hit, asked)
+    return error
+
+
+def hit_limit(hit: LimitHit, asked: Claim) -> tuple[str, str]:
+    """Return which limit refused and whose it is: labels of a counter."""
+    match hit.kind:
+        case "rate":
+            return asked.rates[hit.index].meter, asked.rate_scopes[hit.index]
+        case "lease":
+            return "concurrent_requests", asked.lease_scopes[hit.index]
+        case _:
+            return "budget", asked.budget_scopes[hit.index]
+
+
+def _refusal(hit: LimitHit, asked: Claim, need: Need) -> ServingError:
     wait_s = None if hit.retry_after_ms is None else max(0.001, hit.retry_after_ms / 1000)
     match hit.kind:
         case "rate":
@@ -193,13 +213,12 @@ def refusal(hit: LimitHit, asked: Claim, need: Need) -> ServingError:
                 retry_after_s=wait_s,
             )
         case _:
-            return InsufficientQuota(
-                f"The budget of this {_name(asked.budget_scopes[hit.index])} does not cover this request."
-                " Ask for fewer tokens or raise the budget."
-            )
+            whose = asked.budget_scopes[hit.index]
+            what = "The prepaid credit" if whose == "credit" else f"The budget of this {_name(whose)}"
+            return InsufficientQuota(f"{what} does not cover this request. Ask for fewer tokens or raise it.")
 
 
-def headers(granted: Reserved, asked: Claim) -> Mapping[str, str]:
+def headers(granted: Reserved | LimitHit, asked: Claim) -> Mapping[str, str]:
     """Return `x-ratelimit-*` for the tightest scope of each meter that is limited."""
     tightest: dict[str, tuple[int, int, int]] = {}
     for limit, remaining, reset_ms in zip(asked.rates, granted.remaining, granted.reset_ms, strict=True):

@@ -61,6 +61,39 @@ class Output(Protocol):
         ...
 
 
+class Nowhere:
+    """Takes what workers still make of an answer that has ended."""
+
+    first_sent_s: float | None = None
+
+    def placed(self) -> None:
+        """Nobody waits."""
+
+    def piece(self, sample: int, text: str) -> None:
+        """Drop it."""
+
+    def detailed(self, sample: int, text: str, detail: Detail) -> None:
+        """Drop it."""
+
+    def flush(self) -> None:
+        """Nothing is there to send."""
+
+    def sample_finished(self, sample: int, reason: FinishReason, matched_stop: str = "") -> None:
+        """Drop it."""
+
+    def succeeded(self, event: UsageEvent) -> None:
+        """Nobody waits."""
+
+    def failed(self, error: ServingError) -> None:
+        """Nobody waits."""
+
+    def abandoned(self) -> None:
+        """Nobody waits."""
+
+    def tick(self, now_s: float) -> None:
+        """No connection is to be kept open."""
+
+
 class EventStream:
     """A chat completion as server-sent events, framed for a writer."""
 

@@ -32,6 +32,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_streams: PositiveCount = 8192  # in this process, queued ones included
     key_cache_entries: PositiveCount = 10_000
     cache_salt_key: Secret = Secret("pdgate")  # equal in every gateway of an installation
+    outage_requests_per_key: int = 4  # let in while Redis does not answer, until it does; 0 = none
+    outage_requests: int = 64  # of all keys together
     settlements_in_memory: PositiveCount = 20_000
     journal_max_bytes: PositiveCount = 64 * 1024 * 1024
 

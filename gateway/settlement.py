@@ -176,7 +176,7 @@ class Settlement:
     async def _settle(self, closed: Closed) -> Exception | None:
         event = closed.event
         try:
-            first = await self._scripts.settle(event, actual_usage(event))
+            first = await self._scripts.settle(event, actual_usage(event), unreserved=closed.unreserved)
         except (ResponseError, ValueError) as error:
             log.error("settlement_refused", rid=event.rid, org=event.org, error=str(error))  # noqa: TRY400 - data, not code
             return None

@@ -1,6 +1,7 @@
 """Where a worker's link writes what one engine request produces."""
 
-from typing import Protocol
+import sys
+from typing import Final, Protocol
 
 from contracts.lifecycle import FinishReason, Phase
 from contracts.parsing import Detail
@@ -8,12 +9,18 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, Counts, Stages, counts_from_pb, stages_from_pb
 from gateway.outputs import Output
 
+NO_ALLOWANCE: Final = sys.maxsize
+
 
 class SlotOwner(Protocol):
     """The generation that a slot belongs to."""
 
     output: Output
     accepted: bool
+
+    def running_low(self) -> None:
+        """Take notice that a sample has used what it may: `allowance` tokens."""
+        ...
 
     def slot_finished(self, slot: "Slot", error: str) -> None:
         """Take the end of one engine request of the current attempt."""
@@ -28,6 +35,7 @@ class Slot:
     """One engine request of the current attempt: where a worker's link writes to. `muted` = fenced off."""
 
     __slots__ = (
+        "allowance",
         "counts",
         "generation",
         "matched_stop",
@@ -36,6 +44,7 @@ class Slot:
         "output",
         "phase",
         "reason",
+        "said",
         "sample",
         "stages",
         "worker_id",
@@ -48,7 +57,9 @@ class Slot:
         self.phase = phase
         self.worker_id = worker_id
         self.muted = False
+        self.said = False  # anything but empty text was delivered
         self.num_tokens = 0
+        self.allowance = NO_ALLOWANCE
         self.reason: FinishReason | None = None
         self.matched_stop = ""
         self.counts = Counts()
@@ -61,9 +72,15 @@ class Slot:
         self.num_tokens += num_tokens
         self.generation.accepted = True
         if detail is None:
+            if text:
+                self.said = True
             self.output.piece(self.sample, text)
         else:
+            self.said = True
             self.output.detailed(self.sample, text, detail)
+        if self.num_tokens > self.allowance:
+            self.allowance = NO_ALLOWANCE
+            self.generation.running_low()
 
     def finish(self, finished: pb.Finished) -> None:
         """Take the end and the final counts."""

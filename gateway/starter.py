@@ -179,7 +179,10 @@ class Starter:
             )
             for one, output in zip(terms, outputs, strict=True)
         ]
-        for generation in generations:
+        for generation, granted in zip(generations, admitted, strict=True):
+            generation.admitted(
+                max_tokens=granted.max_tokens, paid_tokens=granted.paid_tokens, unreserved=granted.unreserved
+            )
             self._table.add(generation)
         await self._submit_all(arrival, work, generations, admitted)
         headers = {"x-request-id": arrival.rid, **admitted[-1].headers}

@@ -75,6 +75,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     project_limits: Limits
     organisation_limits: Limits
+    budgeted: frozenset[str] = frozenset()  # scopes whose budget billing keeps: key, project, org, credit
 
     @property
     def key_state(self) -> str:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from contracts.settlement import Unreserved
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Owner
 
@@ -28,6 +29,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     entry_id: str  # of the inbox entry; empty = none was written
     ended_unix_ms: int
     phase_blamed: str = "none"  # for a missed target
+    unreserved: Unreserved | None = None  # what to charge where there may be no reservation
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ PRICE = Price(
 
 
 def need(*, prompt: int = 10, max_tokens: int = 100, samples: int = 1) -> Need:
-    return Need(prompt_tokens=prompt, max_tokens=max_tokens, num_samples=samples, price=PRICE)
+    return Need(prompt_tokens=prompt, max_tokens=max_tokens, paid_tokens=max_tokens, num_samples=samples, price=PRICE)
 
 
 # -- limits ------------------------------------------------------------------------------------------------
