@@ -52,6 +52,16 @@ def settled_request(org: str, rid: str) -> str:
     return f"pdgate:{shard_tag(org)}:req:{rid}"
 
 
+def response(org: str, response_id: str) -> str:
+    """Return a stored response with its conversation, JSON, with an expiry."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:response:{response_id}"
+
+
+def response_cancel(org: str, response_id: str) -> str:
+    """Return the mark that tells the gateway that makes a response to stop."""
+    return f"pdgate:{shard_tag(org)}:org:{org}:response-cancel:{response_id}"
+
+
 def key_states(org: str) -> str:
     """Return the hash of key id -> `STATE:VERSION` of one organisation."""
     return f"pdgate:{shard_tag(org)}:org:{org}:keys"

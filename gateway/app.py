@@ -44,12 +44,15 @@ from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.purse import Purse
 from gateway.records import Records
+from gateway.response_book import ResponseBook
+from gateway.responses import Responses
 from gateway.routes.chat import chat_routes
 from gateway.routes.completions import completion_routes
 from gateway.routes.health import health_routes
 from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
 from gateway.routes.requests import request_routes
+from gateway.routes.responses import response_routes
 from gateway.routes.tokens import token_routes
 from gateway.settings import Settings
 from gateway.settlement import Settlement
@@ -148,6 +151,8 @@ class Gateway:
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.messages = Messages(self.starter, self.chat, catalog=catalog)
+        self.response_book = ResponseBook(self.redis, gateway_id=gateway_id, ttl_s=settings.response_ttl_s)
+        self.responses = Responses(self.starter, self.chat, self.response_book, catalog=catalog, gateway_id=gateway_id)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
@@ -176,6 +181,7 @@ class Gateway:
             "settlement": self.settlement.run,
             "purse": self.purse.run,
             "answers": self.answers.run,
+            "responses": self.response_book.run,
             "ticks": self._tick,
             "loop-lag": lambda: watch_loop_lag(self._instruments),
         }
@@ -258,6 +264,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
             *chat_routes(gateway.starter, gateway.chat, gateway.answers),
             *completion_routes(gateway.starter, gateway.completions, gateway.answers),
             *message_routes(gateway.starter, gateway.messages, gateway.answers),
+            *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.auth, gateway.answers),
             *token_routes(gateway.starter, gateway.models, gateway.workshop),
             *model_routes(gateway.auth, gateway.models, gateway.prices),
             *request_routes(gateway.auth, gateway.lookup),

@@ -8,7 +8,7 @@ import enum
 from typing import Protocol
 
 from contracts.parsing import Detail, TokenLogprob
-from gateway.samples import joined
+from gateway.samples import Sample, joined
 
 
 class Kind(enum.StrEnum):
@@ -114,3 +114,19 @@ class Blocks:
         block.add(text)
         block.logprobs += logprobs
         self._framer.block_grew(block, text, logprobs)
+
+
+def blocks_of(sample: Sample) -> list[Block]:
+    """Return the blocks of an answer that was not streamed: reasoning, text, calls."""
+    found: list[Block] = []
+    if sample.reasoning:
+        found.append(Block(Kind.REASONING, 0))
+        found[-1].add(sample.reasoning)
+    if sample.text or not sample.tool_calls:
+        found.append(Block(Kind.TEXT, len(found)))
+        found[-1].add(sample.text)
+        found[-1].logprobs += sample.logprobs
+    for call in sample.tool_calls:
+        found.append(Block(Kind.CALL, len(found), id=call.id, name=call.name))
+        found[-1].add(call.arguments)
+    return found

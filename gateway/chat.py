@@ -51,12 +51,15 @@ class Chat:
             prompt, chat.messages, body_bytes=body_bytes, context_tokens=model.context_tokens
         )
 
-    async def work(self, chat: ChatRequest, arrival: Arrival) -> Work:
-        """Return what a chat request wants generated. Raises one of contracts.errors."""
+    async def work(self, chat: ChatRequest, arrival: Arrival, *, body_bytes: int | None = None) -> Work:
+        """Return what a chat request wants generated. Raises one of contracts.errors.
+
+        `body_bytes` is the size of the conversation where it is not that of the body.
+        """
         model = self._models.servable(chat.model)
         return Work(
             model=model,
-            prompts=[await self.encode(chat, body_bytes=len(arrival.body))],
+            prompts=[await self.encode(chat, body_bytes=body_bytes or len(arrival.body))],
             sampling=lambda max_tokens: chat.sampling(max_tokens, model.model),
             asked_tokens=chat.asked_tokens,
             num_samples=chat.num_samples,

@@ -196,12 +196,14 @@ Build = Callable[[Sequence[Sample], UsageEvent], bytes]
 class WholeAnswer:
     """An answer that leaves as one body, which `build` makes of the samples. Reader: `ended`, then `body`."""
 
-    def __init__(self, build: Build, *, num_samples: int) -> None:
+    def __init__(self, build: Build, *, num_samples: int, then: Callable[["WholeAnswer"], None] | None = None) -> None:
+        """`then` is called once, at the end of whatever kind."""
         self.first_sent_s: float | None = None
         self.refusal: ServingError | None = None
         self.event: UsageEvent | None = None
         self.samples = [Sample() for _ in range(num_samples)]
         self._build = build
+        self._then = then
         self._ended = asyncio.Event()
 
     def placed(self) -> None:
@@ -229,19 +231,25 @@ class WholeAnswer:
     def succeeded(self, event: UsageEvent) -> None:
         """Let the reader go on."""
         self.event = event
-        self._ended.set()
+        self._end()
 
     def failed(self, error: ServingError) -> None:
         """Let the reader go on with an error."""
         self.refusal = error
-        self._ended.set()
+        self._end()
 
     def abandoned(self) -> None:
         """Let the reader go on with nothing."""
-        self._ended.set()
+        self._end()
 
     def tick(self, now_s: float) -> None:
         """Nothing is sent before the end."""
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(self)
+        self._ended.set()
 
     async def ended(self) -> None:
         """Wait for the end. The generation's deadline bounds the wait."""

@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outage_requests_per_key: int = 4  # let in while Redis does not answer, until it does; 0 = none
     outage_requests: int = 64  # of all keys together
     settlements_in_memory: PositiveCount = 20_000
+    response_ttl_s: PositiveSeconds = 3600.0  # how long a stored response may be retrieved and continued
     journal_max_bytes: PositiveCount = 64 * 1024 * 1024
 
     @property
