@@ -55,6 +55,11 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
 
+    @property
+    def num_chars(self) -> int:
+        """Code points besides the text: where a continuation of the answer goes on is counted in them."""
+        return len(self.reasoning) + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+
 
 _PARSING = Parsing.__struct_fields__
 

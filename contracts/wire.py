@@ -87,12 +87,17 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
-    """Go on with a request whose decode worker was lost after `delivered` tokens were accepted."""
+    """Go on with a request whose worker was lost; `delivered` is what the gateway has accepted of it.
+
+    Tokens and text are counted apart, since a worker may have sent a token and held back a part of its text.
+    """
 
     v: int = VERSION
     rid: str
     lost_attempt: int
-    delivered: tuple[bytes, ...]  # packed ids per sample
+    delivered: tuple[bytes, ...]  # packed ids per sample; empty = nothing of any sample
+    delivered_chars: tuple[int, ...] = ()  # code points of each sample: text, reasoning, names and arguments of calls
+    done: tuple[int, ...] = ()  # samples whose answer is whole
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -168,7 +173,9 @@ class Inflight(msgspec.Struct, frozen=True, kw_only=True):
     hand_off: HandOff | None
     decode: WorkerRef
     prefill: WorkerRef | None
-    rooms: tuple[int, ...]  # one per sample; empty for unified
+    rooms: tuple[int, ...]  # one per sample; empty unless the hand-off is direct
+    continued: bool = False  # the attempt goes on from tokens that only the gateway knows
+    done: tuple[int, ...] = ()  # samples that are whole already and do not run
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):

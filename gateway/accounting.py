@@ -1,6 +1,6 @@
 """From what the workers and the scheduler said to the one usage event of a request. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase
@@ -27,6 +27,8 @@ def usage_event(
     placed: Placed | None,
     streams: Slots,
     prefills: Slots,
+    prompts: Sequence[Slot],
+    num_before: int,
     timings: Timings | None,
 ) -> UsageEvent:
     """Return the event of a request that ended.
@@ -37,13 +39,21 @@ def usage_event(
         attempt: the current one, 0 = never placed.
         accepted: whether a token of it reached the gateway.
         placed: the notice about this attempt, if it came.
-        streams: decode or unified slots by sample.
-        prefills: prefill slots by sample.
+        streams: decode or unified slots by sample, those that earlier attempts finished included.
+        prefills: prefill slots of the current attempt by sample.
+        prompts: slots that may know the prompt's meters, those of the first attempt first.
+        num_before: tokens that lost attempts delivered.
         timings: what the client saw.
     """
     owner, outcome = terms.owner, ending.outcome
     tokens, reasoning_tokens, estimated = count(
-        streams, prefills, accepted=accepted, attempt=attempt, prompt_tokens=terms.prompt_tokens
+        streams,
+        prompts,
+        accepted=accepted,
+        attempt=attempt,
+        prompt_tokens=terms.prompt_tokens,
+        num_samples=terms.num_samples,
+        num_before=num_before,
     )
     slo_met: bool | None = None
     if outcome is Outcome.FINISHED:
@@ -78,14 +88,22 @@ def usage_event(
 
 
 def count(
-    streams: Slots, prefills: Slots, *, accepted: bool, attempt: int, prompt_tokens: int
+    streams: Slots,
+    prompts: Sequence[Slot],
+    *,
+    accepted: bool,
+    attempt: int,
+    prompt_tokens: int,
+    num_samples: int,
+    num_before: int,
 ) -> tuple[Tokens, int, bool]:
     """Return the meters, the reasoning tokens in them, and whether any number is unconfirmed.
 
-    Prompt meters come from sample 0's prefill; decode is the sum over the samples.
+    Prompt meters come from sample 0 of the first attempt that finished its prefill: what a continuation
+    computes again is our cost. Decode is the sum over samples and attempts.
     """
-    decode = reasoning = 0
-    estimated = False
+    decode, reasoning = num_before, 0
+    estimated = num_before > 0 and len(streams) < num_samples
     for slot in streams.values():
         if slot.reason is None:
             estimated = True
@@ -93,12 +111,16 @@ def count(
         else:
             decode += slot.counts.completion_tokens
             reasoning += slot.counts.reasoning_tokens
+    told = [slot for slot in prompts if slot.phase is not Phase.DECODE and slot.reason is not None]
+    source = next((slot for slot in told if slot.counts.prompt_tokens), None)
     first = streams.get(0)
-    source = prefills.get(0) if first is None or first.phase is Phase.DECODE else first
-    if source is not None and source.reason is not None:
-        prompt, cached = source.counts.prompt_tokens, source.counts.cached_tokens
+    if source is not None:  # a continuation computes the answer so far with the prompt
+        prompt, cached = min(source.counts.prompt_tokens, prompt_tokens), source.counts.cached_tokens
+        estimated |= source is not prompts[0]
+    elif told and not accepted:
+        prompt = cached = 0
     elif first is not None and first.counts.prompt_tokens:
-        prompt, cached, estimated = first.counts.prompt_tokens, first.counts.cached_tokens, True
+        prompt, cached, estimated = min(first.counts.prompt_tokens, prompt_tokens), first.counts.cached_tokens, True
     else:  # tokens prove that the prompt was computed; without them nobody confirmed any work
         prompt, cached = prompt_tokens if accepted else 0, 0
         estimated = attempt > 0
@@ -110,23 +132,24 @@ def timings_of(
     terms: Terms,
     *,
     streams: Slots,
-    prefills: Slots,
+    prompts: Sequence[Slot],
+    num_tokens: int,
     first_sent_s: float | None,
     queue_ms: float,
     now_s: float,
 ) -> Timings:
     """Return what the client saw of a request with at least one token. Times are of the loop's clock."""
     first_s = now_s if first_sent_s is None else first_sent_s  # None: the only chunk leaves with the end
-    stream, prefill = streams.get(0), prefills.get(0)
+    stream, prompt = streams.get(0), prompts[0] if prompts else None
     prefill_ms = 0.0
-    if prefill is not None:
-        prefill_ms = prefill.stages.queue_ms + prefill.stages.compute_ms
-    elif stream is not None:
-        prefill_ms = stream.stages.first_token_ms
+    if prompt is not None and prompt.phase is Phase.PREFILL:
+        prefill_ms = prompt.stages.queue_ms + prompt.stages.compute_ms
+    elif prompt is not None:
+        prefill_ms = prompt.stages.first_token_ms
     return Timings(
         ttft_ms=(first_s - terms.arrived_s) * 1000,
         decode_ms=(now_s - first_s) * 1000,
-        decode_tokens=sum(slot.counts.completion_tokens or slot.num_tokens for slot in streams.values()),
+        decode_tokens=max(num_tokens, sum(slot.counts.completion_tokens for slot in streams.values())),
         queue_ms=queue_ms,
         prefill_ms=prefill_ms,
         transfer_ms=stream.stages.transfer_ms if stream is not None else 0.0,

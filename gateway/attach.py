@@ -151,11 +151,14 @@ class WorkerLink:
         if batch.details:
             touched += self._take_details(batch)
         else:
+            ids, at = batch.token_ids, 0
             for handle, text, num_tokens in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
+                end = at + 4 * num_tokens
                 slot = find(handle)
                 if slot is not None:
-                    slot.push(text, num_tokens)
+                    slot.push(text, num_tokens, ids[at:end])
                     touched.append(slot.output)
+                at = end
         if batch.finished:
             touched += self._finish(batch)
             self._acknowledge_soon()
@@ -168,13 +171,16 @@ class WorkerLink:
         """Push the chunks of a batch in which some are more than text, and return their outputs."""
         details = {detail.entry: detail_from_pb(detail) for detail in batch.details}
         touched: list[Output] = []
+        ids, at = batch.token_ids, 0
         for entry, (handle, text, num_tokens) in enumerate(
             zip(batch.handle, batch.text, batch.num_tokens, strict=True)
         ):
+            end = at + 4 * num_tokens
             slot = self._slots.get(handle)
             if slot is not None:
-                slot.push(text, num_tokens, details.get(entry))
+                slot.push(text, num_tokens, ids[at:end], details.get(entry))
                 touched.append(slot.output)
+            at = end
         return touched
 
     def _acknowledge_soon(self) -> None:

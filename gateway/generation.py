@@ -2,8 +2,9 @@
 
 1. Admitted and written to the inbox: the generation waits for `opened`, `placed` or `refused`.
 2. `opened` names an attempt on a worker and gives back the slot that the link writes tokens into. A
-   newer attempt replaces an older one until a token was accepted; from then on only one attempt
-   exists, and losing its worker interrupts the request.
+   newer attempt replaces an older one until a token of it was accepted. When a worker of an accepted
+   attempt is lost, `_continue` fences the attempt off and tells the scheduler what the client has; the
+   next attempt goes on from there, and until a token of it is accepted step 2 holds again.
 3. Something ends it (`Ending`): all samples finished, the client left, a refusal, a fault, the
    deadline. The client is told at once where there is one.
 4. Money is reserved for part of the maximum (gateway.purse). A sample that comes near the end of it asks for
@@ -16,8 +17,10 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
+
+import structlog
 
 from contracts.errors import DeadlineExceeded, Interrupted, ServingError
 from contracts.identity import rid_bytes
@@ -34,15 +37,19 @@ from contracts.wire import (
     Refused,
 )
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
+from gateway.delivered import Delivered
 from gateway.outputs import Nowhere, Output
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
 from gateway.slots import NO_ALLOWANCE, Slot
 from gateway.terms import Closed, Ending, Terms
 
+log = structlog.get_logger()
+
 COUNTS_WAIT_S: Final = 1.0  # for the prefill side's counts, once the answer is whole or broken
 LEAVE_WAIT_S: Final = 5.0  # for the workers to confirm the stop after the client left
 DEADLINE_SLACK_S: Final = 1.0  # workers enforce the deadline first
+SILENT_S: Final = 1.0  # a worker that the scheduler has given up must stream within it to be left alone
 
 
 class Effects(Protocol):
@@ -100,7 +107,11 @@ class Generation:
         self._forget = forget
         self._streams: dict[int, Slot] = {}  # decode or unified, by sample
         self._prefills: dict[int, Slot] = {}
+        self._delivered = [Delivered() for _ in range(terms.num_samples)]
+        self._done: dict[int, Slot] = {}  # samples that earlier attempts finished
+        self._prompts: list[Slot] = []  # of earlier attempts: who may know the prompt's meters
         self._num_done = 0
+        self._lost_by = ""  # why the last accepted attempt was given up
         self._queue_ms = 0.0
         self._written_s = time.monotonic()
         self._timer = loop.call_later(deadline_s + DEADLINE_SLACK_S, self._deadline_passed)
@@ -113,9 +124,9 @@ class Generation:
             return None
         if attempt != self.attempt and not self._advance(attempt):
             return None
-        slot = Slot(self, sample, phase, worker_id)
+        slot = Slot(self, sample, phase, worker_id, self._delivered[sample])
         if phase is not Phase.PREFILL:
-            slot.allowance = self._allowance()
+            slot.allowance = self._allowance(slot)
         (self._prefills if phase is Phase.PREFILL else self._streams)[sample] = slot
         if self.ending is not None and self.ending.outcome is not Outcome.FINISHED:
             self._effects.abort_on_worker(worker_id, self._attempt_id(), self.ending.cause)
@@ -136,7 +147,7 @@ class Generation:
         elif reason is FinishReason.DEADLINE:
             self._fail(DeadlineExceeded("The request's deadline passed."), cause="deadline")
         elif self.accepted:
-            self._fail(_interrupted(), cause=f"worker_{reason}:{error}" if error else f"worker_{reason}")
+            self._continue(f"worker_{reason}:{error}" if error else f"worker_{reason}")
         # Without an accepted token the scheduler decides: its next notice is Placed, AttemptLost or Refused.
 
     def slot_lost(self, slot: Slot, cause: str) -> None:
@@ -145,7 +156,7 @@ class Generation:
             slot.muted = True
             self._conclude_if_counted()
         elif self.accepted and slot.phase is not Phase.PREFILL:
-            self._fail(_interrupted(), cause=cause)
+            self._continue(cause)
 
     # -- events from the scheduler -----------------------------------------------------------------
 
@@ -169,7 +180,7 @@ class Generation:
         if self.ending is None:
             outcome = Outcome.INTERRUPTED if self.attempt else Outcome.REFUSED
             self.output.failed(error_of_refusal(notice))
-            self.ending = Ending(outcome, notice.code)
+            self.ending = Ending(outcome, self._lost_by or notice.code)
         self._conclude()
 
     def notice_lost(self, notice: AttemptLost) -> None:
@@ -180,11 +191,12 @@ class Generation:
             self._conclude()  # the counts that we wait for will not come
         elif self.accepted:
             # A worker that the scheduler suspects but that still streams to us is left alone.
-            if not all(self._effects.attached(slot.worker_id) for slot in self._streams.values()):
-                self._fail(_interrupted(), cause=notice.cause)
+            if all(self._effects.attached(slot.worker_id) for slot in self._streams.values()):
+                self._loop.call_later(SILENT_S, self._still_silent, self.attempt, self._num_tokens, notice.cause)
+            else:
+                self._continue(notice.cause)
         elif not notice.retrying:
-            entry = Continue(rid=self.terms.rid, lost_attempt=notice.attempt, delivered=())
-            self._effects.tell_scheduler(self.terms.pool, entry)
+            self._ask_for_the_rest(notice.attempt)
 
     # -- money -----------------------------------------------------------------------------------------
 
@@ -208,23 +220,25 @@ class Generation:
         self._asking = False
         self.paid_tokens = paid_tokens
         for slot in self._streams.values():
-            slot.allowance = self._allowance()
+            slot.allowance = self._allowance(slot)
 
     def cut(self) -> None:
         """End the answer as its maximum would: no budget pays for more."""
         if self.ending is not None:
             return
-        for sample, slot in self._streams.items():
-            if slot.reason is None:
+        for sample in range(self.terms.num_samples):
+            slot = self._streams.get(sample) or self._done.get(sample)  # none: between two attempts
+            if slot is None or slot.reason is None:
                 self.output.sample_finished(sample, FinishReason.LENGTH)
+            if slot is not None and slot.reason is None:
                 slot.output = Nowhere()
         self.output.flush()
         self._stop_engines(BUDGET_USED_UP)
         self._end(Ending(Outcome.FINISHED, BUDGET_USED_UP), wait_s=LEAVE_WAIT_S)
 
-    def _allowance(self) -> int:
+    def _allowance(self, slot: Slot) -> int:
         allowed = allowance_of(paid_tokens=self.paid_tokens, max_tokens=self.max_tokens)
-        return NO_ALLOWANCE if allowed is None else allowed
+        return NO_ALLOWANCE if allowed is None else allowed - slot.delivered.num_before
 
     # -- events from our own side --------------------------------------------------------------------
 
@@ -272,9 +286,48 @@ class Generation:
             slot.muted = True
         self._streams.clear()
         self._prefills.clear()
-        self._num_done = 0
+        self._num_done = len(self._done)
         self.attempt = attempt
         return True
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(delivered.num_tokens for delivered in self._delivered)
+
+    def _still_silent(self, attempt: int, num_tokens: int, cause: str) -> None:
+        """Go on elsewhere if nothing came since the scheduler gave the worker up."""
+        if self.ending is None and self.accepted and (self.attempt, self._num_tokens) == (attempt, num_tokens):
+            self._continue(cause)
+
+    def _continue(self, cause: str) -> None:
+        """Give up the current attempt, whose tokens the client has, and have the rest made by another one."""
+        log.info("continues", rid=self.terms.rid, attempt=self.attempt, num_tokens=self._num_tokens, cause=cause)
+        self._lost_by = cause
+        self._abort_attempt(cause)
+        self._done |= {s: slot for s, slot in self._streams.items() if slot.reason is not None and slot.reason.complete}
+        source = self._prefills.get(0) or self._streams.get(0)
+        if source is not None:
+            self._prompts.append(source)
+        for slot in (*self._streams.values(), *self._prefills.values()):
+            slot.muted = True
+        for sample, delivered in enumerate(self._delivered):
+            if sample not in self._done:
+                delivered.continued()
+        self._streams.clear()
+        self._prefills.clear()
+        self._num_done = len(self._done)
+        self.accepted = False
+        self._ask_for_the_rest(self.attempt)
+
+    def _ask_for_the_rest(self, lost_attempt: int) -> None:
+        entry = Continue(
+            rid=self.terms.rid,
+            lost_attempt=lost_attempt,
+            delivered=tuple(bytes(d.ids) for d in self._delivered) if self._num_tokens else (),
+            delivered_chars=tuple(d.num_chars for d in self._delivered) if self._num_tokens else (),
+            done=tuple(sorted(self._done)),
+        )
+        self._effects.tell_scheduler(self.terms.pool, entry)
 
     def _deadline_passed(self) -> None:
         if self.ending is None:
@@ -287,6 +340,10 @@ class Generation:
         self._end(Ending(Outcome.INTERRUPTED, cause), wait_s=COUNTS_WAIT_S)
 
     def _stop_engines(self, reason: str) -> None:
+        self._abort_attempt(reason)
+        self._effects.tell_scheduler(self.terms.pool, Abort(rid=self.terms.rid, reason=reason))
+
+    def _abort_attempt(self, reason: str) -> None:
         workers = {slot.worker_id for slot in (*self._streams.values(), *self._prefills.values())}
         if self.placed is not None and self.placed.attempt == self.attempt:
             workers.add(self.placed.decode.worker_id)
@@ -294,7 +351,6 @@ class Generation:
                 workers.add(self.placed.prefill.worker_id)
         for worker_id in workers:
             self._effects.abort_on_worker(worker_id, self._attempt_id(), reason)
-        self._effects.tell_scheduler(self.terms.pool, Abort(rid=self.terms.rid, reason=reason))
 
     def _attempt_id(self) -> pb.AttemptId:
         return pb.AttemptId(rid=self.rid_bytes, attempt=self.attempt, sample=0)
@@ -316,11 +372,13 @@ class Generation:
         if not self.entry_id or self.placed is None or self.placed.attempt != self.attempt:
             return False
         streams = self._streams.values()
-        if len(streams) < self.terms.num_samples or any(s.reason is None and not s.muted for s in streams):
+        if len(streams) + len(self._done) < self.terms.num_samples:
+            return False
+        if any(s.reason is None and not s.muted for s in streams):
             return False
         if self.placed.prefill is None:
             return True
-        first = self._prefills.get(0)
+        first = self._prefills.get(min(self._prefills, default=0))
         return first is not None and (first.reason is not None or first.muted)
 
     def _conclude(self) -> None:
@@ -343,11 +401,13 @@ class Generation:
 
     def _usage_event(self, ending: Ending) -> UsageEvent:
         timings = None
-        if self.accepted:
+        streams = self._done | self._streams
+        if self.accepted or self._num_tokens:
             timings = timings_of(
                 self.terms,
-                streams=self._streams,
-                prefills=self._prefills,
+                streams=streams,
+                prompts=self._prompt_sources,
+                num_tokens=self._num_tokens,
                 first_sent_s=self.output.first_sent_s,
                 queue_ms=self._queue_ms,
                 now_s=time.monotonic(),
@@ -356,12 +416,20 @@ class Generation:
             self.terms,
             ending,
             attempt=self.attempt,
-            accepted=self.accepted,
+            accepted=self.accepted or self._num_tokens > 0,
             placed=self.placed if self.placed is not None and self.placed.attempt == self.attempt else None,
-            streams=self._streams,
+            streams=streams,
             prefills=self._prefills,
+            prompts=self._prompt_sources,
+            num_before=sum(delivered.num_before for delivered in self._delivered),
             timings=timings,
         )
+
+    @property
+    def _prompt_sources(self) -> Sequence[Slot]:
+        """Who may know the prompt's meters, the first attempt first."""
+        current = self._prefills.get(0) or self._streams.get(0)
+        return (*self._prompts, current) if current is not None else self._prompts
 
 
 def _interrupted() -> Interrupted:

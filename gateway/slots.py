@@ -7,6 +7,7 @@ from contracts.lifecycle import FinishReason, Phase
 from contracts.parsing import Detail
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, Counts, Stages, counts_from_pb, stages_from_pb
+from gateway.delivered import Delivered
 from gateway.outputs import Output
 
 NO_ALLOWANCE: Final = sys.maxsize
@@ -37,6 +38,7 @@ class Slot:
     __slots__ = (
         "allowance",
         "counts",
+        "delivered",
         "generation",
         "matched_stop",
         "muted",
@@ -50,14 +52,18 @@ class Slot:
         "worker_id",
     )
 
-    def __init__(self, generation: SlotOwner, sample: int, phase: Phase, worker_id: str) -> None:
+    def __init__(
+        self, generation: SlotOwner, sample: int, phase: Phase, worker_id: str, delivered: Delivered | None = None
+    ) -> None:
+        """`delivered` collects over the attempts of a sample; None = this one begins it."""
         self.generation = generation
+        self.delivered = delivered or Delivered()
         self.output = generation.output
         self.sample = sample
         self.phase = phase
         self.worker_id = worker_id
         self.muted = False
-        self.said = False  # anything but empty text was delivered
+        self.said = self.delivered.num_chars > 0  # anything but empty text was delivered
         self.num_tokens = 0
         self.allowance = NO_ALLOWANCE
         self.reason: FinishReason | None = None
@@ -65,11 +71,17 @@ class Slot:
         self.counts = Counts()
         self.stages = Stages()
 
-    def push(self, text: str, num_tokens: int, detail: Detail | None = None) -> None:
-        """Take one chunk; `detail` is what it holds besides text. The hot path: once per token."""
+    def push(self, text: str, num_tokens: int, ids: bytes, detail: Detail | None = None) -> None:
+        """Take one chunk with its packed token ids; `detail` is what it holds besides text.
+
+        The hot path: once per token.
+        """
         if self.muted:
             return
         self.num_tokens += num_tokens
+        delivered = self.delivered
+        delivered.ids += ids
+        delivered.num_chars += len(text)
         self.generation.accepted = True
         if detail is None:
             if text:
@@ -77,6 +89,7 @@ class Slot:
             self.output.piece(self.sample, text)
         else:
             self.said = True
+            delivered.num_chars += detail.num_chars
             self.output.detailed(self.sample, text, detail)
         if self.num_tokens > self.allowance:
             self.allowance = NO_ALLOWANCE

@@ -17,8 +17,9 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_FROM_PB, counts_from_pb
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
-from scheduler.handoff import HandOffBudget, HandOffTimers
+from scheduler.handoff import HandOffTimers
 from scheduler.registry import WorkerRegistry
+from scheduler.retries import Retries
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue
 from scheduler.worker import ChargeKey, Worker
@@ -39,7 +40,7 @@ class Attempts:
         verdicts: Verdicts,
         registry: WorkerRegistry,
         hand_offs: HandOffTimers,
-        budget: HandOffBudget,
+        retries: Retries,
         stale_leader: Callable[[], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,7 +51,7 @@ class Attempts:
         self._verdicts = verdicts
         self._registry = registry
         self._hand_offs = hand_offs
-        self._budget = budget
+        self._retries = retries
         self._stale_leader = stale_leader
         self._now_s = now_s
         self.caught_up = False
@@ -196,7 +197,8 @@ class Attempts:
             return
         part.state = PartState.COMPUTED
         part.counts = counts_from_pb(message.counts)
-        self._budget.earn(request.prompt_tokens)
+        if part.sample == request.samples[0]:
+            self._retries.computed(request, part.counts)
         if not request.terminal:
             self._prefilled(request)
             self._hand_offs.start(request, worker, self._now_s())
@@ -218,6 +220,8 @@ class Attempts:
             return
         part.finish(message)
         assert part.reason is not None
+        if part.phase is Phase.UNIFIED and part.counts is not None and part.sample == request.samples[0]:
+            self._retries.computed(request, part.counts)
         if request.terminal:
             return
         if part.phase is Phase.PREFILL:
@@ -296,10 +300,10 @@ class Attempts:
             self._verdicts.stop_parts(request, reason)
             self._verdicts.end_if_stopped(request)
             return
-        if request.submit.num_samples > 1 and request.state is RequestState.DECODING:
+        if len(request.samples) > 1 and request.state is RequestState.DECODING:
             self._verdicts.ask_gateway(request, "hand_off")  # other samples may be streaming
             return
-        if request.hand_off_retries >= 1 or not self._budget.take(request.prompt_tokens):
+        if request.hand_off_retries >= 1 or not self._retries.affordable(request, "hand_off"):
             self._verdicts.refuse(
                 request, Interrupted.code, "The KV cache could not be handed from prefill to decode.", "hand_off"
             )

@@ -1,7 +1,7 @@
 """The requests of one term: everything the leader knows of them, from inbox entry to settlement."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -67,9 +67,13 @@ class Request:
         "blocks",
         "charged",
         "decode_ref",
+        "delivered",
+        "delivered_chars",
+        "done",
         "ended_s",
         "entry_id",
         "excluded",
+        "first_prompt",
         "hand_off",
         "hand_off_due_s",
         "hand_off_retries",
@@ -120,6 +124,10 @@ class Request:
         self.prefill_ref: WorkerRef | None = None
         self.rooms: tuple[int, ...] = ()
         self.excluded: set[str] = set()
+        self.delivered: tuple[bytes, ...] | None = ()  # per sample, by lost attempts; None = only the gateway knows
+        self.delivered_chars: tuple[int, ...] = ()
+        self.done: frozenset[int] = frozenset()  # samples that lost attempts finished
+        self.first_prompt: Counts | None = None  # of the first attempt that computed its prompt
         self.blocked_by: Reason | None = None
         self.asked_gateway = False  # AttemptLost(retrying=False) sent for the current attempt
         self.stop_requested = False  # no further attempt, whatever happens
@@ -152,13 +160,33 @@ class Request:
         """Return the name under which workers charge a sample of the current attempt."""
         return self.rid_bytes, self.attempt, sample
 
+    @property
+    def samples(self) -> Sequence[int]:
+        """The samples that an attempt runs."""
+        return [sample for sample in range(self.submit.num_samples) if sample not in self.done]
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens of the longest unfinished sample that the gateway has."""
+        delivered = self.delivered or ()
+        return max((len(delivered[sample]) // 4 for sample in self.samples), default=0) if delivered else 0
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens to compute before another attempt samples: the prompt, and the answer so far."""
+        return self.prompt_tokens + self.num_delivered
+
+    @property
+    def output_tokens(self) -> int:
+        """The most tokens that one sample of another attempt makes."""
+        return max(1, self.submit.sampling.max_tokens - self.num_delivered)
+
     def view(self) -> RequestView:
         """Return the request as policy sees it."""
-        submit = self.submit
         return RequestView(
-            prompt_tokens=self.prompt_tokens,
-            max_tokens=submit.sampling.max_tokens,
-            num_samples=submit.num_samples,
+            prompt_tokens=self.input_tokens,
+            max_tokens=self.output_tokens,
+            num_samples=len(self.samples),
             hand_off=self.hand_off,
             excluded=frozenset(self.excluded),
         )

@@ -151,15 +151,15 @@ class Dispatcher:
 
     def _choose(self, request: Request, placement: Scored) -> Recorded:
         replaces = request.attempt
-        submit = request.submit
         request.attempt += 1
         request.placing = True
         request.path = placement.path
         request.reason = placement.reason
         request.blocked_by = None
         self._router.placed(request, placement)
-        samples = range(submit.num_samples)
-        request.rooms = tuple(new_room() for _ in samples) if placement.prefill is not None else ()
+        samples = request.samples
+        rooms = (new_room() for _ in range(request.submit.num_samples))
+        request.rooms = tuple(rooms) if placement.prefill is not None else ()
         decode = self._registry.get(placement.decode.worker_id, placement.decode.epoch)
         assert decode is not None
         request.decode_ref, request.prefill_ref = decode.ref, None
@@ -180,10 +180,10 @@ class Dispatcher:
 
     def charge(self, request: Request, part: Part) -> None:
         """Count a part against its worker."""
-        prompt = kv = request.prompt_tokens
+        prompt = kv = request.input_tokens
         if part.phase is not Phase.PREFILL:
             assert request.sized is not None
-            kv += min(request.submit.sampling.max_tokens, request.sized.promised_output)
+            kv += min(request.output_tokens, request.sized.promised_output)
         uncached = max(1, prompt - request.hoped_cached_tokens)
         part.worker.charge(
             request.key(part.sample), kv_tokens=kv, prefill_tokens=0 if part.phase is Phase.DECODE else uncached

@@ -1,4 +1,4 @@
-"""KV hand-offs under way: their timers, and the budget of retries after failed ones."""
+"""KV hand-offs under way and their timers."""
 
 from scheduler.book import Request
 from scheduler.worker import Worker
@@ -36,23 +36,3 @@ class HandOffTimers:
         for request in due:
             self._running.pop(request.rid, None)
         return late
-
-
-class HandOffBudget:
-    """Prompt tokens that may be computed again after failed hand-offs: a share of all that was computed."""
-
-    def __init__(self, *, share: float = 0.1, initial_tokens: int = 32_768, cap_tokens: int = 1_000_000) -> None:
-        self._share = share
-        self._cap_tokens = float(cap_tokens)
-        self._left_tokens = float(initial_tokens)
-
-    def earn(self, prompt_tokens: int) -> None:
-        """Count the prompt of a first attempt."""
-        self._left_tokens = min(self._cap_tokens, self._left_tokens + self._share * prompt_tokens)
-
-    def take(self, prompt_tokens: int) -> bool:
-        """Spend on one retry; return whether the budget had it."""
-        if prompt_tokens > self._left_tokens:
-            return False
-        self._left_tokens -= prompt_tokens
-        return True

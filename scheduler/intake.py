@@ -11,6 +11,7 @@ from scheduler.book import Request
 from scheduler.dispatch import Dispatcher
 from scheduler.inbox import Entry
 from scheduler.outbox import Outbox
+from scheduler.retries import Retries
 from scheduler.verdicts import Verdicts
 
 log = structlog.get_logger()
@@ -19,10 +20,11 @@ log = structlog.get_logger()
 class Intake:
     """Takes entries of one pool's inbox, in order."""
 
-    def __init__(self, pool: str, dispatcher: Dispatcher, verdicts: Verdicts, outbox: Outbox) -> None:
+    def __init__(self, pool: str, dispatcher: Dispatcher, verdicts: Verdicts, retries: Retries, outbox: Outbox) -> None:
         self._pool = pool
         self._dispatcher = dispatcher
         self._verdicts = verdicts
+        self._retries = retries
         self._outbox = outbox
 
     def take(self, entry: Entry) -> None:
@@ -49,7 +51,7 @@ class Intake:
                 self._verdicts.abort(message.rid, message.reason)
                 self._outbox.acknowledge(entry_id)
             case Continue() as message:
-                self._verdicts.start_again(message.rid, message.lost_attempt, message.delivered)
+                self._retries.take(message)
                 self._outbox.acknowledge(entry_id)
             case None:
                 log.warning("inbox_garbage", pool=self._pool, entry_id=entry_id.decode(), num_bytes=len(raw))

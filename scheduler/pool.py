@@ -23,7 +23,7 @@ from observability.metrics import Instruments
 from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
-from scheduler.handoff import HandOffBudget, HandOffTimers
+from scheduler.handoff import HandOffTimers
 from scheduler.inbox import Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
@@ -33,6 +33,7 @@ from scheduler.policy.cluster import Limits
 from scheduler.profile import PoolProfile
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
+from scheduler.retries import Retries, RetryBudget, largest_kv_tokens
 from scheduler.router import Router
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
@@ -185,6 +186,13 @@ class Term:
             limits=limits,
             instruments=instruments,
         )
+        self.retries = Retries(
+            pool,
+            book=self.book,
+            verdicts=self.verdicts,
+            budget=RetryBudget(floor_tokens=lambda: largest_kv_tokens(registry)),
+            instruments=instruments,
+        )
         self.dispatcher = Dispatcher(
             pool,
             book=self.book,
@@ -206,10 +214,10 @@ class Term:
             verdicts=self.verdicts,
             registry=registry,
             hand_offs=HandOffTimers(minimum_s=timing.hand_off_min_s, factor=timing.hand_off_factor),
-            budget=HandOffBudget(),
+            retries=self.retries,
             stale_leader=self._deposed.set,
         )
-        self.intake = Intake(pool, self.dispatcher, self.verdicts, self.outbox)
+        self.intake = Intake(pool, self.dispatcher, self.verdicts, self.retries, self.outbox)
         self.takeover = Takeover(
             redis,
             pool,

@@ -65,5 +65,7 @@ class WriteAhead:
                 decode=request.decode_ref,
                 prefill=request.prefill_ref,
                 rooms=request.rooms,
+                continued=request.delivered is None or bool(request.delivered),
+                done=tuple(sorted(request.done)),
             )
         )

@@ -122,14 +122,15 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
     `estimated`. Prompt meters are those of sample 0.
     """
     streams = list(request.streaming_parts)
-    finished = len(streams) == request.submit.num_samples and all(
+    finished = len(streams) == len(request.samples) and all(
         part.delivered and part.reason is not None and part.reason.complete for part in streams
     )
     prompt, confirmed = _prompt_counts(request)
     tokens = Tokens(
         prefill_computed=prompt.prompt_tokens - prompt.cached_tokens if prompt is not None else 0,
         prefill_cached=prompt.cached_tokens if prompt is not None else 0,
-        decode=sum(part.counts.completion_tokens for part in streams if part.counts is not None),
+        decode=sum(part.counts.completion_tokens for part in streams if part.counts is not None)
+        + sum(len(ids) // 4 for ids in request.delivered or ()),
     )
     ran = bool(request.parts)
     owner = request.submit.owner
@@ -157,6 +158,8 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
 
 def _prompt_counts(request: Request) -> tuple[Counts | None, bool]:
     """Return the counts that hold the prompt's meters, and whether they are from the side that computed it."""
+    if request.first_prompt is not None:
+        return request.first_prompt, True
     for phase in (Phase.PREFILL, Phase.UNIFIED, Phase.DECODE):
         part = request.parts.get((phase, 0))
         if part is not None and part.counts is not None and part.counts.prompt_tokens:

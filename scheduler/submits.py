@@ -34,6 +34,9 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             traceparent=submit.traceparent,
             parsing=parsing,
         )
+        if request.delivered:
+            message.delivered = request.delivered[part.sample]
+            message.delivered_chars = request.delivered_chars[part.sample]
         if prefill is not None:
             _rendezvous(message, prefill, request.rooms[part.sample])
         yield part, pb.ControlCommand(submit=message)

@@ -168,6 +168,9 @@ class Takeover:
 
     def _adopt(self, request: Request, record: Inflight) -> None:
         request.path, request.rooms = record.path, record.rooms
+        request.done = frozenset(record.done)
+        if record.continued and not request.delivered:
+            request.delivered = None
         request.decode_ref, request.prefill_ref = record.decode, record.prefill
         if request.state is not RequestState.QUEUED:  # aborted while undecided: end what runs
             request.stop_requested = True
@@ -238,8 +241,8 @@ class _Side:
             self.finals = [f for f in inventory.finals if self._is_mine(f.id, f.phase)]
             self._running = {r.id.sample for r in inventory.running if self._is_mine(r.id, r.phase)}
         present = self._running | {f.id.sample for f in self.finals}
-        self.absent = len(present) < request.submit.num_samples
-        self.all_final = len(self.finals) >= request.submit.num_samples and not any(
+        self.absent = len(present) < len(request.samples)
+        self.all_final = len(self.finals) >= len(request.samples) and not any(
             not FINISH_FROM_PB[f.reason].complete for f in self.finals
         )
 
@@ -254,7 +257,7 @@ class _Side:
         """Add the parts to the request; those of an unreachable worker as lost, for it may come back."""
         if self.worker is None:
             return
-        for sample in range(self._request.submit.num_samples):
+        for sample in self._request.samples:
             part = Part(self.worker, self._phase, sample, PartState.LOST)
             self._request.parts[self._phase, sample] = part
             if sample in self._running:

@@ -68,6 +68,9 @@ class Verdicts:
 
     def retry(self, request: Request, cause: str, *, exclude: Iterable[str] = (), announce: bool = True) -> None:
         """Give up the current attempt and queue another one. `announce`: the gateway hears AttemptLost."""
+        if request.delivered is None:  # a former leader continued it: only the gateway knows from where
+            self.ask_gateway(request, cause)
+            return
         self.stop_parts(request, cause)
         if request.stop_requested or request.terminal:
             return
@@ -100,17 +103,6 @@ class Verdicts:
             request.submit.gateway_id,
             AttemptLost(rid=request.rid, attempt=request.attempt, cause=cause, retrying=False),
         )
-
-    def start_again(self, rid: str, lost_attempt: int, delivered: tuple[bytes, ...]) -> None:
-        """Take the gateway's answer to AttemptLost: run the request again from what was delivered."""
-        request = self._book.get(rid)
-        if request is None or request.attempt != lost_attempt or request.state is not RequestState.DECODING:
-            return  # settled, or answered already
-        if any(delivered):
-            self.refuse(request, Interrupted.code, "The answer broke off and cannot be continued.", "not_continuable")
-            return
-        lost = [part.worker.worker_id for part in request.streaming_parts]
-        self.retry(request, "restarted_by_gateway", exclude=lost, announce=False)
 
     # -- ends --------------------------------------------------------------------------------------
 

@@ -306,4 +306,5 @@ def _job_of(submit: pb.Submit) -> Job:
         adapter=submit.adapter,
         parsing=parsing,
         delivered=submit.delivered,
+        delivered_chars=submit.delivered_chars,
     )

@@ -12,6 +12,9 @@ One engine request goes through these steps:
    UNIFIED does both parts in one engine.
 4. `outlet.end` is called exactly once per accepted job, last, whatever happens: a stop, the maximum,
    an abort, a fault. Nothing is called on the outlet after it.
+   A job with `delivered` tokens continues an answer: the engine computes prompt and delivered tokens as
+   one prompt, brings its detokeniser to where the client is (`delivered_chars`), and its chunks start
+   there. Sampling holds for the whole answer, so delivered tokens count towards its maximum.
 5. `Engine.abort` asks for an end. It may be repeated, and may name a job that is gone. The end then
    comes with ABORTED and the counts of the work that was really done.
 
@@ -60,11 +63,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     parsing: Parsing | None = None  # None = the answer is plain text
     delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
+    delivered_chars: int = 0  # and how much of their text, code points
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt in tokens."""
         return len(self.prompt) // 4
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens of the answer that the client already has."""
+        return len(self.delivered) // 4
+
+    @property
+    def input(self) -> bytes:
+        """What the engine computes before it samples: the prompt, and the answer so far."""
+        return self.prompt + self.delivered
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Length of `input` in tokens: `Counts.prompt_tokens` of this job."""
+        return len(self.prompt) // 4 + len(self.delivered) // 4
 
     @property
     def engine_id(self) -> str:

@@ -113,6 +113,26 @@ async def test_killing_a_process_loses_and_doubles_nothing(
     await check_the_books(again, database, redis)
 
 
+@pytest.mark.parametrize("spare", ["decode", "unified"])
+async def test_killing_a_decode_worker_cuts_no_stream(
+    stack: Stack, database: asyncpg.Connection, redis: Redis, spare: str
+):
+    """Every answer goes on elsewhere; what the client reads is what one undisturbed worker would have said."""
+    stack.start()
+    await stack.ready()
+    undisturbed = [s.text for s in await load(stack, "billing", after_tokens=0)]
+    stack.add_worker("spare", role=spare, environ={"WORKER_STEP_MS": "5"})
+    stack.start("spare")
+    await until(lambda: "worker_ready" in stack.log("spare"), 30)
+    seen = await load(stack, "decode-0", after_tokens=2000)
+    assert all(s.done for s in seen), "killing the decode worker cut a stream"
+    assert [s.text for s in seen] == undisturbed
+    await check_the_books(seen, database, redis)
+    assert "continues" in stack.log("gateway"), "the worker was killed too late to prove anything"
+    rows = await requests(database)
+    assert max(rows[s.rid]["attempts"] for s in seen) == 2
+
+
 async def test_a_standby_scheduler_leads_when_the_leader_dies(stack: Stack, database: asyncpg.Connection, redis: Redis):
     stack.start()
     await stack.ready()

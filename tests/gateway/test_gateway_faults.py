@@ -3,7 +3,7 @@
 import asyncio
 
 import httpx
-from gateway_rig import HELLO, Rig, events_of, eventually
+from gateway_rig import HELLO, Rig, eventually
 
 from contracts.lifecycle import FinishReason, Phase
 from contracts.rating import Tokens
@@ -116,28 +116,6 @@ async def test_a_lost_attempt_without_a_token_is_started_again_by_the_gateway(ri
     assert (await rig.usage(submit.rid)).outcome is Outcome.INTERRUPTED
 
 
-async def test_losing_the_worker_after_a_token_ends_the_stream_with_one_error_and_costs_nothing(rig: Rig):
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(rig.client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
-        submit = await rig.scheduler.submit()
-        await rig.scheduler.placed(submit, decode=rig.decode, prefill=rig.prefill)
-        await (await rig.prefill.open(submit.rid, Phase.PREFILL)).finish(FinishReason.STOP, prompt=9)
-        decode = await rig.decode.open(submit.rid, Phase.DECODE)
-        await decode.tokens("half")
-        await eventually(lambda: rig.gateway.table.find(submit.rid).accepted)
-        await rig.decode.stop()
-        await eventually(lambda: not rig.gateway.fleet.attached("decode-0"))
-        await rig.scheduler.lost(submit, retrying=False)
-    events = events_of(asked.result().text)
-    assert events[0]["choices"][0]["delta"]["content"] == "half"
-    assert events[-1]["error"]["code"] == "interrupted"
-    assert len(events) == 2
-    event = await rig.usage(submit.rid)
-    assert (event.outcome, event.cost) == (Outcome.INTERRUPTED, 0)
-    assert event.tokens.prompt == 9  # our cost, kept
-    assert event.slo_met is False
-
-
 async def test_a_suspected_worker_that_still_streams_is_left_alone(rig: Rig):
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(rig.client.post("/v1/chat/completions", json=HELLO))
@@ -151,33 +129,6 @@ async def test_a_suspected_worker_that_still_streams_is_left_alone(rig: Rig):
         await decode.finish(FinishReason.STOP, prompt=5, completion=2)
     assert asked.result().json()["choices"][0]["message"]["content"] == "all fine"
     assert (await rig.usage(submit.rid)).outcome is Outcome.FINISHED
-
-
-async def test_a_worker_that_comes_back_with_another_epoch_has_lost_its_requests(rig: Rig):
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(rig.client.post("/v1/chat/completions", json=HELLO))
-        submit = await rig.scheduler.submit()
-        await rig.scheduler.placed(submit, decode=rig.decode)
-        decode = await rig.decode.open(submit.rid, Phase.UNIFIED)
-        await decode.tokens("half")
-        await eventually(lambda: rig.gateway.table.find(submit.rid).accepted)
-        rig.decode.epoch = 2
-        await rig.register(rig.decode)
-    assert asked.result().status_code == 500
-    assert asked.result().json()["error"]["code"] == "interrupted"
-    assert (await rig.usage(submit.rid)).cause == "worker_restarted"
-
-
-async def test_a_ring_that_overflowed_interrupts_what_it_held(rig: Rig):
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(rig.client.post("/v1/chat/completions", json=HELLO))
-        submit = await rig.scheduler.submit()
-        await rig.scheduler.placed(submit, decode=rig.decode)
-        decode = await rig.decode.open(submit.rid, Phase.UNIFIED)
-        await decode.tokens("half")
-        await rig.decode.send(lost=True)
-    assert asked.result().status_code == 500
-    assert (await rig.usage(submit.rid)).cause == "ring_overflow"
 
 
 async def test_a_deadline_that_the_worker_enforced_is_504_and_free(rig: Rig):

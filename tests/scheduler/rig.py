@@ -137,6 +137,7 @@ class GatewayRequest:
         self.submit, self.entry_id = submit, entry_id
         self.notices: list[Notice] = []
         self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.texts: dict[tuple[int, int], str] = {}
         self.finished: dict[tuple[int, int, Phase], pb.Finished] = {}
 
     @property
@@ -204,7 +205,11 @@ class RigGateway:
             gateway_id=self.gateway_id,
             owner=fields.pop("owner", OWNER),
             prompt=fields.pop("prompt", None) or pack_ids([next(_token_ids) for _ in range(prompt_tokens)]),
-            sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
+            sampling=Sampling(
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                **{name: fields.pop(name) for name in list(fields) if name in Sampling.__struct_fields__},
+            ),
             deadline_unix_ms=now_ms + int(deadline_s * 1000),
             **fields,
         )
@@ -218,8 +223,20 @@ class RigGateway:
     async def abort(self, request: GatewayRequest) -> None:
         await self.write(Abort(rid=request.rid, reason="client_left"))
 
-    async def start_again(self, request: GatewayRequest, lost_attempt: int, delivered: tuple[bytes, ...] = ()) -> None:
-        await self.write(Continue(rid=request.rid, lost_attempt=lost_attempt, delivered=delivered))
+    async def start_again(self, request: GatewayRequest, lost_attempt: int) -> None:
+        await self.write(Continue(rid=request.rid, lost_attempt=lost_attempt, delivered=()))
+
+    async def go_on(self, request: GatewayRequest, lost_attempt: int, *, done: tuple[int, ...] = (), **changes) -> None:
+        """Tell the scheduler what was delivered of all attempts up to `lost_attempt`."""
+        samples, attempts = range(request.submit.num_samples), range(1, lost_attempt + 1)
+        ids = [[i for a in attempts for i in request.tokens.get((a, s), [])] for s in samples]
+        texts = ["".join(request.texts.get((a, s), "") for a in attempts) for s in samples]
+        fields = {
+            "delivered": tuple(pack_ids(sample) for sample in ids),
+            "delivered_chars": tuple(len(text) for text in texts),
+            **changes,
+        }
+        await self.write(Continue(rid=request.rid, lost_attempt=lost_attempt, done=done, **fields))
 
     async def finish(self, request: GatewayRequest, outcome: str = "finished") -> None:
         """What the gateway does after its settlement."""
@@ -278,9 +295,11 @@ class RigGateway:
         for opened in batch.opened:
             handles[opened.handle] = attempt_from_pb(opened.id), PHASE_FROM_PB[opened.phase]
         ids, at = unpack_ids(batch.token_ids), 0
-        for handle, length in zip(batch.handle, batch.num_tokens, strict=True):
+        for handle, text, length in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
             attempt, _ = handles[handle]
             if attempt.rid in self.requests:
+                texts = self.requests[attempt.rid].texts
+                texts[attempt.attempt, attempt.sample] = texts.get((attempt.attempt, attempt.sample), "") + text
                 tokens = self.requests[attempt.rid].tokens.setdefault((attempt.attempt, attempt.sample), [])
                 tokens += ids[at : at + length]
             at += length

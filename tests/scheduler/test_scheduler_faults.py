@@ -5,7 +5,6 @@ from rig import POOL, SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Path, Phase, RequestState, Role
-from contracts.wire import pack_ids
 from scheduler.policy.cluster import Limits
 from scheduler.record import decode_record
 from scheduler.worker import Standing
@@ -65,20 +64,6 @@ async def test_the_gateway_starts_a_request_again_when_it_has_no_token_of_it(rig
     assert request.placed[-1].decode.worker_id == second.worker_id
     assert [p.attempt for p in request.placed] == [1, 2]
     assert await rig.redis.xlen(keys.inbox(POOL)) == 1
-
-
-async def test_a_continuation_with_tokens_is_refused(rig: Rig):
-    first = await rig.worker(Role.UNIFIED, SLOW_DECODE)
-    gateway = await rig.gateway()
-    pool = await rig.leading(rig.scheduler())
-    request = await gateway.submit(max_tokens=500)
-    await eventually(lambda: request.tokens)
-    await first.kill()
-    await eventually(lambda: request.lost)
-    await gateway.start_again(request, lost_attempt=1, delivered=(pack_ids(request.tokens[1, 0]),))
-    await eventually(lambda: request.refused)
-    assert request.refused[0].code == "interrupted"
-    assert pool.term.book.get(request.rid).state is RequestState.FAILED
 
 
 async def test_a_prefill_worker_lost_after_the_hand_off_disturbs_nothing(rig: Rig):

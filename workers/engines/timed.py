@@ -210,7 +210,7 @@ class TimedEngine:
         self._end(request, request.reason)
 
     def _computed(self, request: TimedRequest) -> None:
-        self._cache.add(request.job.prompt, request.job.cache_salt)
+        self._cache.add(request.job.input, request.job.cache_salt)
         request.computed = True
         if request.job.phase is Phase.UNIFIED:
             self._begin(request, kv_of(request.job.prompt))
@@ -220,8 +220,9 @@ class TimedEngine:
 
     def _begin(self, request: TimedRequest, kv: bytes) -> None:
         """Give the first token and join the running batch."""
-        self._kv_used += 1
-        if request.begin(kv, self._loop.time()):
+        finished = request.begin(kv, self._loop.time())
+        self._kv_used += request.num_output
+        if finished:
             self._finish(request)
         elif request.open:
             self._running.append(request)
@@ -248,7 +249,7 @@ class TimedEngine:
                 self._fetching[request.job.bootstrap_room] = request
                 self._tell_prefill(request, Kind.READY)
             else:
-                request.uncomputed -= self._cache.match(request.job.prompt, request.job.cache_salt)
+                request.uncomputed -= self._cache.match(request.job.input, request.job.cache_salt)
                 request.cached = request.num_prompt - request.uncomputed
                 self._prompts.append(request)
 

@@ -5,7 +5,7 @@ import asyncio
 from contracts.lifecycle import FinishReason, Phase
 from contracts.wire import Counts, Stages
 from workers.engine import End, Job, Outlet
-from workers.engines.timed_text import IDS, WORDS, safe_split, state_of, word_at
+from workers.engines.timed_text import IDS, WORDS, replayed, safe_split, state_of, word_at
 
 
 class TimedRequest:
@@ -19,7 +19,7 @@ class TimedRequest:
 
     def __init__(self, job: Job, outlet: Outlet, *, accepted_s: float) -> None:
         self.job = job
-        self.num_prompt = job.num_prompt_tokens
+        self.num_prompt = job.num_input_tokens
         self.uncomputed = self.num_prompt if job.phase is not Phase.DECODE else 0
         self.cached = 0
         self.computed = False
@@ -30,9 +30,9 @@ class TimedRequest:
         self.transfer_from_s = 0.0
         self.transfer_ms = 0.0
         self._outlet = outlet
-        self._position = len(job.delivered) // 4
-        self._max_position = self._position + job.sampling.max_tokens
-        self._min_position = self._position + (job.sampling.min_tokens or 0)
+        self._position = job.num_delivered
+        self._max_position = job.sampling.max_tokens
+        self._min_position = job.sampling.min_tokens or 0
         self._stops = job.sampling.stop
         self._state = 0
         self._held = ""
@@ -46,13 +46,14 @@ class TimedRequest:
     @property
     def num_output(self) -> int:
         """Tokens sampled here."""
-        return self._position - len(self.job.delivered) // 4
+        return self._position - self.job.num_delivered
 
     def kv_wanted(self, reserved_output_tokens: int) -> int:
         """Return the KV room that admission asks for, tokens."""
         if self.job.phase is Phase.PREFILL:
             return self.num_prompt
-        return self.num_prompt + self.num_output + min(self.job.sampling.max_tokens, reserved_output_tokens)
+        most = max(0, self.job.sampling.max_tokens - self.job.num_delivered)
+        return self.num_prompt + self.num_output + min(most, reserved_output_tokens)
 
     # -- clocks ----------------------------------------------------------------------------------------
 
@@ -87,6 +88,13 @@ class TimedRequest:
         self._state = state_of(kv, self.job.sampling.seed or 0)
         self._first_token_s = now_s
         self.begun = True
+        if self.job.delivered:
+            text, self._state = replayed(self._state, self.job.delivered)
+            self._held = text[self.job.delivered_chars :]
+            if self._position >= self._max_position:  # only the end was lost
+                self._outlet.chunk(self._held, ())
+                self.reason = FinishReason.LENGTH
+                return True
         return self.step()
 
     def step(self) -> bool:
@@ -94,7 +102,7 @@ class TimedRequest:
         position = self._position
         word = word_at(self._state, position)
         self._position = position = position + 1
-        if self._stops:
+        if self._stops or self._held:
             return self._step_with_stops(WORDS[word], IDS[word])
         self._outlet.chunk(WORDS[word], IDS[word])
         if position < self._max_position:

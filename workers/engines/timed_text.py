@@ -7,12 +7,13 @@ so a decode worker that got a wrong hand-off, or none, cannot produce the right 
 import hashlib
 from collections.abc import Sequence
 
-from contracts.wire import pack_ids
+from contracts.wire import pack_ids, unpack_ids
 
 KV_BYTES = 16
 NO_KV = bytes(KV_BYTES)
 FIRST_ID = 32
 _MASK = 2**64 - 1
+_SEED = 2**63 - 1
 _WEYL = 0x9E3779B97F4A7C15  # odd, 2^64 / golden ratio
 _MIX = 0xBF58476D1CE4E5B9  # splitmix64
 
@@ -40,6 +41,18 @@ def word_at(state: int, position: int) -> int:
     """Return the index into WORDS and IDS of the token at `position`."""
     mixed = (state + position * _WEYL) & _MASK
     return (((mixed ^ (mixed >> 30)) * _MIX) & _MASK) >> 56
+
+
+def replayed(state: int, delivered: bytes) -> tuple[str, int]:
+    """Return the text of an answer's packed first tokens, and the state to go on from.
+
+    Tokens that this state would not have sampled lead to another state: a continuation from wrong tokens
+    goes on with wrong text.
+    """
+    words = [token - FIRST_ID for token in unpack_ids(delivered)]
+    if words != [word_at(state, position) for position in range(len(words))]:
+        state = state_of(kv_of(delivered), state & _SEED)
+    return "".join(WORDS[word] if 0 <= word < len(WORDS) else "?" for word in words), state
 
 
 def expected_words(prompt_ids: Sequence[int], num_tokens: int, *, seed: int = 0) -> list[int]:
