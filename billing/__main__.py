@@ -22,6 +22,7 @@ from billing.delivery import Backoff, Delivery
 from billing.partitions import Partitions, ensure_partitions
 from billing.prices import sync_catalog
 from billing.settings import Settings
+from billing.spans import TracedUsageSink
 from billing.streams import GroupReader
 from billing.sweeper import Sweeper
 from contracts import keys
@@ -32,6 +33,7 @@ from contracts.settlement import SettlementScripts
 from observability.loop_lag import watch_loop_lag
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
+from observability.tracing import Tracer
 
 log: Final = structlog.get_logger()
 
@@ -70,7 +72,7 @@ class Upkeep:
             await asyncio.sleep(_UPKEEP_S)
 
 
-async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) -> None:
+async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, tracer: Tracer) -> None:
     """Run every loop until SIGTERM or SIGINT."""
     engine = create_engine(settings.database_url, pool_size=settings.consumers + 3)
     redis = redis_client(settings.redis_url, max_connections=settings.consumers * 2 + 8)
@@ -96,7 +98,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments) 
                 usage = Delivery(
                     "usage",
                     reader(usage_streams(), f"{name}-{number}"),
-                    UsageSink(engine, partitions),
+                    TracedUsageSink(UsageSink(engine, partitions), tracer),
                     count_usage,
                     batch_size=settings.batch_size,
                     claim_idle_ms=settings.claim_idle_ms,
@@ -160,8 +162,10 @@ def main() -> None:
         raise SettingsError(f"BILLING_CATALOG: {error}") from None
     configure_logging("billing", level=settings.log_level, json=settings.log_json)
     telemetry = Telemetry()
+    tracer = Tracer("billing", str(os.getpid()), endpoint=settings.otlp_endpoint)
     with telemetry.serve(host, port):
-        uvloop.run(serve(settings, catalog, telemetry.instruments))
+        uvloop.run(serve(settings, catalog, telemetry.instruments, tracer))
+    tracer.close()
 
 
 if __name__ == "__main__":

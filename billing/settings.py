@@ -16,6 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_url: str
     catalog: str  # path of models.toml
     metrics_listen: str = ""
+    otlp_endpoint: str = ""  # OTLP/gRPC collector, http://host:4317; empty = no traces
     log_level: str = "INFO"
     log_json: bool = True
     consumers: Positive = 2  # in this process; one waits for Postgres while the other computes

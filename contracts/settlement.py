@@ -231,6 +231,8 @@ def usage_event_of(
         cost=rating.cost(tokens, owner.price) if billable else Nano(0),
         simulated=owner.simulated,
         dimensions=owner.dimensions,
+        traceparent=owner.traceparent,
+        trace_parent_id=owner.trace_parent_id,
         **told,
     )
 

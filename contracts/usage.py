@@ -65,6 +65,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     settled_by: str = "gateway"  # gateway | scheduler | billing
     dimensions: Dimensions = NO_DIMENSIONS
     cache_scope: CacheScope = CacheScope.OWN  # whose prefixes the cached tokens were found among
+    traceparent: str = ""
+    trace_parent_id: str = ""
 
     @property
     def billable(self) -> bool:

@@ -60,6 +60,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     slo: SloTarget
     simulated: bool = False
     dimensions: Dimensions = NO_DIMENSIONS
+    traceparent: str = ""
+    """W3C context of the request's own span; empty = not traced."""
+    trace_parent_id: str = ""
+    """Span id of the caller's span, 16 hex digits; empty = this one begins the trace."""
 
 
 # -- inbox: gateway -> scheduler -----------------------------------------------------------------------
@@ -83,7 +87,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     adapter: str = ""
     parsing: Parsing | None = None
     session: str = ""  # affinity key
-    traceparent: str = ""
 
 
 class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):

@@ -60,8 +60,10 @@ from gateway.starter import Starter
 from gateway.table import LiveTable
 from gateway.tenants import Tenants
 from gateway.terms import Closed
+from gateway.traces import Traces
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry
+from observability.tracing import Tracer
 
 log = structlog.get_logger()
 
@@ -110,6 +112,7 @@ class Gateway:
             connect_args={"timeout": 2.0, "command_timeout": 5.0},
         )
         self.table = LiveTable()
+        self.tracer = Tracer("gateway", gateway_id, endpoint=settings.otlp_endpoint)
         self.workshop = PromptWorkshop(threads=settings.tokenizer_threads)
         self.prices = Prices(self.engine)
         self.fleet = Fleet(self.redis, catalog, self.table, gateway_id=gateway_id, period_s=settings.discovery_s)
@@ -122,10 +125,11 @@ class Gateway:
             now_s=time.monotonic,
         )
         self.inbox = Inbox(self._requests)
+        traces = Traces(self.tracer, settings.trace_ratios)
         self.settlement = Settlement(
             self._settling,
             Journal(settings.journal_dir, gateway_id, max_bytes=settings.journal_max_bytes),
-            Records(telemetry.instruments),
+            Records(telemetry.instruments, traces),
             max_waiting=settings.settlements_in_memory,
         )
         self.lengths = Lengths()
@@ -147,6 +151,7 @@ class Gateway:
             inbox=self.inbox,
             table=self.table,
             effects=Outward(self.fleet, self.inbox, self.settlement, purse=self.purse, lengths=self.lengths),
+            traces=traces,
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
@@ -200,6 +205,7 @@ class Gateway:
         for connection in (self._requests, self._settling, self._notified):
             connection.close()
         await self.engine.dispose()
+        await asyncio.to_thread(self.tracer.close)
 
     async def _drain(self) -> None:
         self.stop_streams()

@@ -1,9 +1,13 @@
 """Metrics and the one log line of a settled request."""
 
+import time
+
 import structlog
 
 from contracts.rating import Meter
+from gateway.talkers import TopTalkers
 from gateway.terms import Closed
+from gateway.traces import Traces
 from observability.metrics import Instruments
 
 log = structlog.get_logger()
@@ -12,23 +16,31 @@ log = structlog.get_logger()
 class Records:
     """Counts and logs requests when they are settled. Prompts and completions are never logged."""
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments, traces: Traces) -> None:
         self._instruments = instruments
+        self._traces = traces
+        self._talkers = TopTalkers()
+        instruments.observe("pdgate_tenant_token_share", self._talkers.shares)
 
     def settled(self, closed: Closed, *, lag_ms: float) -> None:
         """Take one request that this gateway settled, `lag_ms` after its end."""
         event, instruments = closed.event, self._instruments
         timings, tokens = event.timings, event.tokens
+        trace_id = self._traces.ended(closed)
+        self._talkers.add(event.org, tokens.prompt + tokens.decode, now_s=time.monotonic())
         instruments.settlement_lag(lag_ms, model=event.model)
         for meter in Meter:
             num_tokens = tokens.of(meter)
             if num_tokens:
                 instruments.tokens.add(num_tokens, {"meter": meter.value, "model": event.model})
         if timings is not None:
-            instruments.ttft(timings.ttft_ms, model=event.model, tier=event.tier)
+            instruments.ttft(timings.ttft_ms, trace_id=trace_id, model=event.model, tier=event.tier)
             if timings.decode_tokens > 1:
-                instruments.tpot(timings.tpot_ms, model=event.model, tier=event.tier)
-            instruments.duration(timings.total_ms, model=event.model, tier=event.tier)
+                instruments.tpot(timings.tpot_ms, trace_id=trace_id, model=event.model, tier=event.tier)
+            instruments.duration(timings.total_ms, trace_id=trace_id, model=event.model, tier=event.tier)
+            phases = {"queue": timings.queue_ms, "prefill": timings.prefill_ms, "transfer": timings.transfer_ms}
+            for phase, lasted_ms in {**phases, "decode": timings.decode_ms}.items():
+                instruments.phase(lasted_ms, model=event.model, phase=phase)
         if event.slo_met is not None:
             labels = {"met": str(event.slo_met).lower(), "phase_blamed": closed.phase_blamed, "tier": event.tier}
             instruments.slo.add(1, {**labels, "model": event.model})
@@ -54,4 +66,5 @@ class Records:
             total_ms=None if timings is None else round(timings.total_ms, 3),
             settlement_lag_ms=round(lag_ms, 3),
             estimated=event.estimated,
+            trace_id=trace_id or None,
         )

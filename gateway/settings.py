@@ -5,7 +5,8 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.environment import RedisUrl, Secret, host_and_port
+from contracts.environment import RedisUrl, Secret, SettingsError, host_and_port
+from observability.tracing import Ratios
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 PositiveCount = Annotated[int, msgspec.Meta(gt=0)]
@@ -21,6 +22,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     journal_dir: Path  # settlements that wait for Redis, kept over a restart
     listen: str = "127.0.0.1:8080"
     request_timeout_s: PositiveSeconds = 600.0
+    otlp_endpoint: str = ""
+    """OTLP/gRPC collector, http://host:4317; empty = no traces."""
+    trace_sample: str = "0.01"
+    """Share of traces by tier, as in 0.01,priority=0.1; misses and failures are always kept."""
     log_level: str = "INFO"
     log_json: bool = True
     shutdown_grace_s: PositiveSeconds = 1.0  # running streams may still end by themselves
@@ -42,3 +47,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`. Raises SettingsError."""
         return host_and_port("GATEWAY_LISTEN", self.listen)
+
+    @property
+    def trace_ratios(self) -> Ratios:
+        """Return the shares of `trace_sample`. Raises SettingsError."""
+        try:
+            return Ratios.parse(self.trace_sample)
+        except ValueError as error:
+            raise SettingsError(f"GATEWAY_TRACE_SAMPLE: {error}") from None

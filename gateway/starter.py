@@ -12,7 +12,6 @@ first one has the id of the arrival. They start together or not at all.
 import asyncio
 import hashlib
 import hmac
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -43,11 +42,10 @@ from gateway.settings import Settings
 from gateway.table import LiveTable
 from gateway.tenants import ApiKey
 from gateway.terms import Closed, Terms
+from gateway.traces import Traces
 
 Http = Request[Any, Any, Any]
 BATCH_TIER: Final = "batch"  # behind all others, without SLO targets of its own unless the catalogue gives some
-
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +112,7 @@ class Starter:
         inbox: Inbox,
         table: LiveTable,
         effects: Effects,
+        traces: Traces,
     ) -> None:
         self._settings = settings
         self._gateway_id = gateway_id
@@ -125,6 +124,7 @@ class Starter:
         self._inbox = inbox
         self._table = table
         self._effects = effects
+        self._traces = traces
         self.stopping = False
 
     async def arrive(self, request: Http, *, confirm: bool = False, max_bytes: int | None = None) -> Arrival:
@@ -149,7 +149,7 @@ class Starter:
             arrived_unix_ms=now_ms,
             arrived_s=arrived_s,
             route=request.url.path,
-            traceparent=traceparent_of(request.headers),
+            traceparent=request.headers.get("traceparent", ""),
             reference=reference_of(request.headers),
         )
 
@@ -160,7 +160,13 @@ class Starter:
         price = await self._prices.of(model.name, arrival.key.organisation_id, arrival.arrived_unix_ms)
         owner = self._owner(arrival.key, work, price=price, batch=arrival.batch)
         asked = [
-            self._asked(arrival, work, owner, rid=arrival.rid if i == 0 else None, prompt_tokens=len(ids))
+            self._asked(
+                arrival,
+                work,
+                self._traced(owner, arrival),
+                rid=arrival.rid if i == 0 else None,
+                prompt_tokens=len(ids),
+            )
             for i, ids in enumerate(work.prompts)
         ]
         for one in asked:
@@ -213,6 +219,13 @@ class Starter:
             simulated=self._models.simulated(model.name),
             dimensions=work.dimensions,
         )
+
+    def _traced(self, owner: Owner, arrival: Arrival) -> Owner:
+        """Return the terms with a trace of their own: one for each prompt of a body."""
+        traceparent, parent_id = self._traces.begin(arrival.traceparent, owner.tier)
+        if not traceparent:
+            return owner
+        return msgspec.structs.replace(owner, traceparent=traceparent, trace_parent_id=parent_id)
 
     def _asked(self, arrival: Arrival, work: Work, owner: Owner, *, rid: str | None, prompt_tokens: int) -> Asked:
         model = work.model.model
@@ -294,19 +307,12 @@ class Starter:
             batch=arrival.batch,
             cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.org),
             session=work.session,
-            traceparent=arrival.traceparent,
         )
 
 
 def reference_of(headers: Mapping[str, str]) -> str:
     """Return the client's own name of a request, which is kept beside ours."""
     return headers.get("x-client-request-id") or headers.get("x-request-id") or ""
-
-
-def traceparent_of(headers: Mapping[str, str]) -> str:
-    """Return the W3C trace context, or nothing when it is none: it is passed on to every process."""
-    given = headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else ""
 
 
 def cache_salt(key: str, org: str) -> str:

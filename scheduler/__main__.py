@@ -13,6 +13,7 @@ from contracts.environment import from_env, metrics_address
 from contracts.resp import redis_client
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
+from observability.tracing import Tracer
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
 from scheduler.profile import PoolProfile
@@ -26,6 +27,7 @@ async def serve(settings: Settings) -> None:
     host, port = metrics_address("SCHEDULER_METRICS_LISTEN", settings.metrics_listen)
     catalog = read_catalog(settings.catalog)
     telemetry = Telemetry()
+    tracer = Tracer("scheduler", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)
     pools = [
         PoolScheduler(
@@ -33,6 +35,7 @@ async def serve(settings: Settings) -> None:
             pool,
             settings=settings,
             instruments=telemetry.instruments,
+            tracer=tracer,
             profile=PoolProfile.of(catalog, pool),
         )
         for pool in catalog.pools
@@ -52,6 +55,7 @@ async def serve(settings: Settings) -> None:
                     task.cancel()
         finally:
             await redis.aclose()
+            await asyncio.to_thread(tracer.close)
     log.info("scheduler_stopped", scheduler_id=settings.id)
 
 

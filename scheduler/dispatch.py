@@ -34,6 +34,7 @@ from scheduler.record import Placed as Recorded
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
 from scheduler.router import Router
+from scheduler.spans import Spans
 from scheduler.submits import submits
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue, view
@@ -61,6 +62,7 @@ class Dispatcher:
         router: Router,
         limits: Limits,
         instruments: Instruments,
+        spans: Spans,
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
@@ -75,6 +77,7 @@ class Dispatcher:
         self._router = router
         self._limits = limits
         self._instruments = instruments
+        self._spans = spans
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms
         self._seq = 0
@@ -252,6 +255,7 @@ class Dispatcher:
             ),
         )
         self._placements[request.path.value, request.reason.value] += 1
+        self._spans.placed(request, now_unix_ms=self._now_unix_ms())
         if request.attempt == 1:
             written_ms = int(request.entry_id.partition(b"-")[0])
             self._instruments.queue_wait(max(0, self._now_unix_ms() - written_ms), pool=self._pool)

@@ -20,6 +20,7 @@ from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD
 from observability.metrics import Instruments
+from observability.tracing import Tracer
 from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
@@ -37,6 +38,7 @@ from scheduler.retries import Retries, RetryBudget, largest_kv_tokens
 from scheduler.router import Router
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
+from scheduler.spans import Spans
 from scheduler.takeover import Takeover
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue
@@ -69,6 +71,7 @@ class PoolScheduler:
         *,
         settings: Settings,
         instruments: Instruments,
+        tracer: Tracer,
         profile: PoolProfile | None = None,
         limits: Limits | None = None,
         timing: Timing | None = None,
@@ -79,6 +82,7 @@ class PoolScheduler:
         self._timing = timing or Timing()
         self._limits = limits or Limits()
         self._instruments = instruments
+        self._spans = Spans(tracer, pool=pool)
         self.pool = pool
         self.memory = PoolMemory(self._profile, send=self._send)
         self.registry = WorkerRegistry(
@@ -136,6 +140,7 @@ class PoolScheduler:
             registry=self.registry,
             instruments=self._instruments,
             router=self.memory.router,
+            spans=self._spans,
             limits=self._limits,
             timing=self._timing,
         )
@@ -159,6 +164,7 @@ class Term:
         registry: WorkerRegistry,
         instruments: Instruments,
         router: Router,
+        spans: Spans,
         limits: Limits,
         timing: Timing,
     ) -> None:
@@ -205,6 +211,7 @@ class Term:
             router=router,
             limits=limits,
             instruments=instruments,
+            spans=spans,
         )
         self.attempts = Attempts(
             pool,

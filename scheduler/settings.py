@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Silence, or time without a stream, after which a worker's requests count as lost."""
     metrics_listen: str = ""
     """host:port of the metrics endpoint; empty = none."""
+    otlp_endpoint: str = ""
+    """OTLP/gRPC collector, http://host:4317; empty = no traces."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = True
 

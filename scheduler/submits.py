@@ -31,7 +31,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             sampling=sampling,
             cache_salt=submit.cache_salt,
             adapter=submit.adapter,
-            traceparent=submit.traceparent,
+            traceparent=submit.owner.traceparent,
             parsing=parsing,
         )
         if request.delivered:

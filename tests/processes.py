@@ -60,6 +60,8 @@ class Stack:
         self.gateway_port = free_port()
         self.api_key = ""
         self.org = ""
+        self.otlp_endpoint = ""  # set before processes are added
+        self.metrics_ports: dict[str, int] = {}  # of every process, the gateways included
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
 
@@ -159,6 +161,14 @@ class Stack:
         )
 
     def _add(self, name: str, argv: list[str], environ: dict[str, str]) -> None:
+        prefix = {"workers": "WORKER"}.get(argv[-1], argv[-1].upper())
+        if "GATEWAY_LISTEN" in environ:
+            self.metrics_ports[name] = int(environ["GATEWAY_LISTEN"].rpartition(":")[2])
+        else:
+            self.metrics_ports[name] = free_port()
+            environ.setdefault(f"{prefix}_METRICS_LISTEN", f"127.0.0.1:{self.metrics_ports[name]}")
+        if self.otlp_endpoint:
+            environ.setdefault(f"{prefix}_OTLP_ENDPOINT", self.otlp_endpoint)
         self._commands[name] = (argv, environ)
 
     # -- running them ----------------------------------------------------------------------------------------

@@ -62,9 +62,14 @@ class Events:
         self.ended: Callable[[pb.Final, Stages], None] = _ignore_two
         self.delivered: Callable[[pb.Delivered], None] = _ignore
         self.recorded: Callable[[AttemptRecord], None] = _ignore
+        self.closed: Callable[[Job, End, FinishReason], None] = _ignore_three
 
 
 def _ignore(_: object) -> None:
+    """Take an event nobody listens to."""
+
+
+def _ignore_three(_: object, __: object, ___: object) -> None:
     """Take an event nobody listens to."""
 
 
@@ -286,6 +291,7 @@ class Assignments:
             )
         self.events.ended(final, end.stages)
         self.events.recorded(self._record(job, end, reason))
+        self.events.closed(job, end, reason)
 
     def _record(self, job: Job, end: End, reason: FinishReason) -> AttemptRecord:
         return AttemptRecord(

@@ -305,6 +305,7 @@ def _job_of(submit: pb.Submit) -> Job:
         cache_salt=submit.cache_salt,
         adapter=submit.adapter,
         parsing=parsing,
+        traceparent=submit.traceparent,
         delivered=submit.delivered,
         delivered_chars=submit.delivered_chars,
     )

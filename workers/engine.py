@@ -62,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     adapter: str = ""
     parsing: Parsing | None = None  # None = the answer is plain text
+    traceparent: str = ""  # W3C context of the request's span; empty = not traced
     delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
     delivered_chars: int = 0  # and how much of their text, code points
 

@@ -19,6 +19,7 @@ from contracts.resp import redis_client
 from contracts.wire import Registration
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
+from observability.tracing import Tracer
 from workers.assignments import Identity
 from workers.engine import Engine
 from workers.engines.faults import Faults
@@ -30,6 +31,7 @@ from workers.outbox import Limits
 from workers.records import Journal, Recorder
 from workers.server import WorkerServer
 from workers.settings import Settings
+from workers.spans import Spans
 
 log = structlog.get_logger()
 
@@ -104,6 +106,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
     telemetry = Telemetry()
+    tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)
     journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
     recorder = Recorder(redis, settings.pool, journal)
@@ -118,6 +121,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
         ),
         recorder=recorder,
         instruments=telemetry.instruments,
+        spans=Spans(tracer, worker_id=settings.id, pool=settings.pool),
         min_grace_s=settings.progress_grace_s,
     )
     address = await server.start(settings.listen)
@@ -145,6 +149,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
         await recorder.flush()
     recorder.close()
     await redis.aclose()
+    await asyncio.to_thread(tracer.close)
 
 
 def registration_of(

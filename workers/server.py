@@ -1,6 +1,7 @@
 """The gRPC server of one worker process, and the clock that drives status, deadlines and readers."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc.aio
@@ -16,9 +17,10 @@ from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
-from workers.engine import Engine
+from workers.engine import End, Engine, Job
 from workers.outbox import Limits
 from workers.records import Recorder
+from workers.spans import Spans
 
 log = structlog.get_logger()
 
@@ -65,6 +67,7 @@ class WorkerServer:
         limits: Limits | None = None,
         recorder: Recorder | None = None,
         instruments: Instruments | None = None,
+        spans: Spans | None = None,
         min_grace_s: float = MIN_GRACE_S,
         force_end_s: float = 10.0,
     ) -> None:
@@ -74,6 +77,7 @@ class WorkerServer:
         self._pool = identity.pool
         self._recorder = recorder
         self._instruments = instruments
+        self._spans = spans
         self.assignments = Assignments(identity, role, engine, limits or Limits(), now_s=now_s, force_end_s=force_end_s)
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
         self._control = Control(self.condition, self.assignments)
@@ -127,6 +131,7 @@ class WorkerServer:
         )
         events.ended = self._ended
         events.recorded = self._recorded
+        events.closed = self._closed
 
     def _first_token(self, assignment: Assignment) -> None:
         """Tell the schedulers that a unified worker has computed a prompt: it may get another."""
@@ -144,6 +149,10 @@ class WorkerServer:
         self._instruments.engine_finishes.add(1, labels)
         if stages.transfer_ms and phase is Phase.PREFILL:  # the sender alone knows when it began
             self._instruments.transfer(stages.transfer_ms, pool=self._pool)
+
+    def _closed(self, job: Job, end: End, reason: FinishReason) -> None:
+        if self._spans is not None:
+            self._spans.ended(job, end, reason, now_unix_ms=time.time() * 1000)
 
     def _recorded(self, record: AttemptRecord) -> None:
         if self._recorder is not None:

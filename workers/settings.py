@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     journal_dir: str = ""
     faults_file: str = ""  # test only: engine faults on demand (workers/engines/faults.py)
     metrics_listen: str = ""
+    otlp_endpoint: str = ""  # OTLP/gRPC collector, http://host:4317; empty = no traces
     log_level: LogLevel = "INFO"
     log_json: bool = True
     zone: str = ""

@@ -54,9 +54,12 @@ from contracts.wire import (
 from contracts.wire import Attempt as AttemptName
 from gateway.app import Gateway, create_app
 from gateway.limits import NO_LIMITS, Limits
+from gateway.records import Records
 from gateway.settings import Settings
 from gateway.tenants import ApiKey, Organisation, Project, Tenants, publish_key_state
+from gateway.traces import Traces
 from observability.metrics import Instruments
+from observability.tracing import Ratios, Tracer
 
 POOL = "tiny"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -70,6 +73,12 @@ class SilentTelemetry:
 
     def exposition(self, _: str = "") -> tuple[bytes, str]:
         return b"", "text/plain"
+
+
+def silent_records() -> Records:
+    """Records of a gateway that nobody scrapes or traces."""
+    untraced = Traces(Tracer("gateway", "test"), Ratios(otherwise=0, by_tier={}))
+    return Records(SilentTelemetry().instruments, untraced)
 
 
 async def eventually(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from gateway_rig import HELLO, POOL, PeerWorker, Rig, SilentTelemetry, events_of, eventually, running_rig
+from gateway_rig import HELLO, POOL, PeerWorker, Rig, events_of, eventually, running_rig, silent_records
 from redis.asyncio import Redis
 
 from contracts import keys
@@ -21,7 +21,6 @@ from contracts.units import Nano, NanoPerMillion
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import Abort, Owner
 from gateway.journal import Journal
-from gateway.records import Records
 from gateway.settlement import Settlement
 from gateway.terms import Closed
 from pdgate.services import start_valkey
@@ -129,7 +128,7 @@ async def test_what_a_dead_gateway_left_in_its_journal_is_settled_by_the_next(
     dead.append(closed())
     dead.close()
     journal = Journal(tmp_path, "heir", max_bytes=10_000)
-    records = Records(SilentTelemetry().instruments)
+    records = silent_records()
     settlement = Settlement(RespConnection(redis_url), journal, records, max_waiting=10)
     settlement.recover()
     async with asyncio.TaskGroup() as tasks:
@@ -148,7 +147,7 @@ async def test_a_settlement_that_redis_refuses_holds_up_no_other(redis: Redis, r
     broken = "01a229bd-76e1-7cb4-8f6f-000000000000"
     await redis.hset(keys.reservation("org_1", broken), "no", "string")
     journal = Journal(tmp_path, "gateway", max_bytes=10_000)
-    settlement = Settlement(RespConnection(redis_url), journal, Records(SilentTelemetry().instruments), max_waiting=10)
+    settlement = Settlement(RespConnection(redis_url), journal, silent_records(), max_waiting=10)
     settlement.recover()
     settlement.offer(closed(broken))
     settlement.offer(closed())
@@ -162,7 +161,7 @@ async def test_a_settlement_that_redis_refuses_holds_up_no_other(redis: Redis, r
 
 async def test_more_than_fits_in_memory_is_settled_from_the_journal(redis: Redis, redis_url: str, tmp_path: Path):
     journal = Journal(tmp_path, "gateway", max_bytes=100_000)
-    records = Records(SilentTelemetry().instruments)
+    records = silent_records()
     settlement = Settlement(RespConnection(redis_url), journal, records, max_waiting=2)
     settlement.recover()
     await reserve(redis)

@@ -43,6 +43,7 @@ from contracts.wire import (
     unpack_ids,
 )
 from observability.metrics import Instruments
+from observability.tracing import Tracer
 from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
 from scheduler.settings import Settings, Timing
@@ -394,7 +395,15 @@ class Rig:
         )
         redis = redis_client(self.redis_url)
         self._stack.push_async_callback(redis.aclose)
-        pool = PoolScheduler(redis, POOL, settings=settings, instruments=Instruments(), limits=limits, timing=timing)
+        pool = PoolScheduler(
+            redis,
+            POOL,
+            settings=settings,
+            instruments=Instruments(),
+            tracer=Tracer("scheduler", "test"),
+            limits=limits,
+            timing=timing,
+        )
         self._schedulers[pool] = self._tasks.create_task(pool.run())
         return pool
 
