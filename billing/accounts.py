@@ -13,6 +13,7 @@
 | `slo_credits` | slo_credit | given back for missed targets |
 | `tax` | tax | negative: owed to the tax office |
 | `rounding` | rounding | what invoices in whole cents gain or lose |
+| `credit_notes` | adjustment | what credit notes gave back, before tax |
 | `written_off` | write_off | what void invoices were about |
 """
 
@@ -33,6 +34,7 @@ SLO_CREDITS: Final = "slo_credits"
 TAX: Final = "tax"
 ROUNDING: Final = "rounding"
 WRITTEN_OFF: Final = "written_off"
+CREDIT_NOTES: Final = "credit_notes"
 
 _SINGLE: Final = {
     CASH: "cash",
@@ -43,6 +45,7 @@ _SINGLE: Final = {
     TAX: "tax",
     ROUNDING: "rounding",
     WRITTEN_OFF: "write_off",
+    CREDIT_NOTES: "adjustment",
 }
 
 
@@ -58,8 +61,13 @@ class Posting(enum.StrEnum):
     TAX = "tax"
     ROUNDING = "rounding"
     PAYMENT = "payment"
+    OVERPAID = "overpaid"  # what was paid beyond an invoice, or given back of a paid one, is credit
     CREDIT_NOTE = "credit_note"
     WRITE_OFF = "write_off"
+
+
+SETTLING: Final = (Posting.PAYMENT, Posting.OVERPAID, Posting.CREDIT_NOTE, Posting.WRITE_OFF)
+"""Postings about invoices that are there: they are on no later one."""
 
 
 class Account(msgspec.Struct, frozen=True):

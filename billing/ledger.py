@@ -48,6 +48,9 @@ CROSS JOIN LATERAL (
 WHERE amount <> 0
 """
 
+NOT_USAGE: Final = t.ledger_transaction.c.kind != sa.literal_column("'usage'")
+"""What the partial index ix_ledger_transaction_organisation_at covers; a bound parameter would hide it."""
+
 
 class Ledger:
     """Posts usage. Remembers the ids of accounts, which never change once committed."""

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing import money_tables as m
 from billing import tables as t
 from billing.moments import moment, unix_ms
 from billing.prices import map_price
@@ -120,6 +121,21 @@ async def current_prices(conn: AsyncConnection) -> dict[str, Price]:
         .order_by(t.price.c.model, t.price.c.version.desc())
     )
     return {row.model: map_price(row) for row in await conn.execute(query)}
+
+
+async def budgeted_scopes(conn: AsyncConnection, tenant: str, project: str, key_id: str) -> frozenset[str]:
+    """Return which hard budgets a key's requests must fit: of `org`, `project`, `key`, and `credit` if prepaid."""
+    b = m.budget.c
+    of_key = sa.or_(
+        b.scope == "org",
+        sa.and_(b.scope == "project", b.scope_id == project),
+        sa.and_(b.scope == "key", b.scope_id == key_id),
+    )
+    query = sa.union(
+        sa.select(b.scope).where(b.organisation == tenant, b.hard, of_key),
+        sa.select(sa.literal("credit")).where(m.profile.c.organisation == tenant, m.profile.c.prepaid),
+    )
+    return frozenset((await conn.execute(query)).scalars())
 
 
 async def find_request(conn: AsyncConnection, tenant: str, rid: str) -> RequestRow | None:

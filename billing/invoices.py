@@ -1,0 +1,454 @@
+"""Invoices: a month is closed once, numbered without gaps when issued, then paid or written off. Credit notes correct.
+
+Closing a month of one organisation, in one transaction:
+
+1. SLO credits of the month are posted, usage and what else was posted becomes lines, tax is a line of its own.
+2. Credit covers the total. What was credited beyond it becomes credit again.
+3. The difference between the exact amounts and whole cents is posted to `rounding`, so the receivable of everything on
+   the invoice is what the invoice asks for, to the nano-unit.
+
+Usage belongs to the month of its `at`. A month closes `CUT_OFF` after its end; what comes later is a line of the next
+invoice. Closing again returns the invoice that is there. Issuing takes the next number in the same transaction that
+changes the state, so a number is never lost.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import money_tables as m
+from billing import tables as t
+from billing.accounts import CASH, CREDIT_NOTES, ROUNDING, TAX, WRITTEN_OFF, Posting, receivable
+from billing.credits import NANO_PER_CENT, apply_credits, give_back, lock_organisation
+from billing.invoice_lines import (
+    CORRECTION,
+    LATE,
+    USAGE,
+    Line,
+    cents,
+    late_lines,
+    not_invoiced,
+    posted_lines,
+    usage_lines,
+)
+from billing.ledger import post_transaction
+from billing.periods import Period
+from billing.profiles import find_profile, find_seller, on_invoice
+from billing.slo_credits import post_slo_credits
+from contracts.rating import PPM
+
+CUT_OFF: Final = timedelta(hours=2)  # the longest deadline of a request, and an hour
+_MICRO: Final = timedelta(microseconds=1)
+
+
+class State(StrEnum):
+    """Where an invoice is."""
+
+    DRAFT = "draft"
+    ISSUED = "issued"
+    PAID = "paid"
+    VOID = "void"  # written off
+
+
+NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType({
+    State.DRAFT: frozenset({State.ISSUED}),
+    State.ISSUED: frozenset({State.PAID, State.VOID}),
+    State.PAID: frozenset(),
+    State.VOID: frozenset(),
+})  # fmt: skip
+
+
+class InvoiceError(ValueError):
+    """Something that may not be done with an invoice; the message says why."""
+
+
+class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One invoice or credit note; amounts in cents of `currency`. A credit note's are what it gives back."""
+
+    id: uuid.UUID
+    organisation: str
+    kind: str
+    number: str | None
+    state: State
+    period_start: datetime
+    period_end: datetime
+    corrects: uuid.UUID | None
+    currency: str
+    seller: Mapping[str, Any]
+    buyer: Mapping[str, Any]
+    subtotal_cents: int
+    tax_cents: int
+    total_cents: int
+    credits_cents: int
+    due_cents: int
+    issued_at: datetime | None
+    due_at: datetime | None
+    paid_at: datetime | None
+    lines: tuple[Line, ...] = ()
+
+
+async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, currency: str, now: datetime) -> Invoice:
+    """Make the draft invoice of a month, or return the one that is there.
+
+    Raises:
+        InvoiceError: the month is not over, or an earlier one with usage is not closed.
+    """
+    await lock_organisation(conn, tenant)
+    mine = (m.invoice.c.organisation == tenant) & (m.invoice.c.kind == "invoice")
+    known = await _find(conn, mine & (m.invoice.c.period_start == period.start))
+    if known is not None:
+        return known
+    if now < period.end + CUT_OFF:
+        raise InvoiceError(f"{period.name} closes at {(period.end + CUT_OFF).isoformat()}, not before")
+    await _check_order(conn, tenant, period)
+    profile = await find_profile(conn, tenant)
+    at = period.end - _MICRO
+    invoice_id = uuid.uuid4()
+
+    await post_slo_credits(conn, tenant, period)
+    posted = await not_invoiced(conn, tenant, period.end)
+    lines = [
+        *await usage_lines(conn, tenant, period),
+        *await late_lines(conn, tenant, period),
+        *await posted_lines(conn, tenant, posted, period),
+    ]
+    subtotal = sum(line.amount_cents for line in lines)
+    tax = cents(subtotal * profile.tax_ppm * (NANO_PER_CENT // PPM)) if subtotal > 0 else 0
+    await _post(
+        conn, invoice_id, Posting.TAX, tenant, at, {receivable(tenant): tax * NANO_PER_CENT, TAX: -tax * NANO_PER_CENT}
+    )
+    total = subtotal + tax
+    covered = -sum(one.amount for one in posted if one.kind == Posting.CREDIT_APPLIED)
+    if covered < total * NANO_PER_CENT:
+        most = total * NANO_PER_CENT - covered
+        covered += await apply_credits(conn, tenant, now=at, most=most, at=at)
+    credited = cents(covered)
+    if credited > total:  # nothing is due: what is too much is credit again
+        over = (credited - total) * NANO_PER_CENT
+        note = f"left of {period.name}"
+        await give_back(conn, tenant, over, idempotency=f"over:{invoice_id}", note=note, at=at, posting=Posting.GRANT)
+        credited = total
+    on_this = await not_invoiced(conn, tenant, period.end)
+    exact = sum(line.amount for line in lines if line.kind in (USAGE, LATE)) + sum(one.amount for one in on_this)
+    due = total - credited
+    residue = due * NANO_PER_CENT - exact
+    await _post(conn, invoice_id, Posting.ROUNDING, tenant, at, {receivable(tenant): residue, ROUNDING: -residue})
+    await conn.execute(
+        m.invoice.insert().values(
+            id=invoice_id,
+            organisation=tenant,
+            kind="invoice",
+            state=State.DRAFT.value,
+            period_start=period.start,
+            period_end=period.end,
+            currency=currency,
+            seller=on_invoice(await find_seller(conn)),
+            buyer={**on_invoice(profile), "tax_name": profile.tax_name, "tax_ppm": profile.tax_ppm},
+            subtotal_cents=subtotal,
+            tax_cents=tax,
+            total_cents=total,
+            credits_cents=credited,
+            due_cents=due,
+        )
+    )
+    await _write_lines(conn, invoice_id, lines)
+    linked = {one.id for one in await not_invoiced(conn, tenant, period.end)}
+    if linked:
+        await conn.execute(
+            m.invoice_transaction.insert().values(
+                [{"transaction_id": one, "invoice_id": invoice_id} for one in sorted(linked)]
+            )
+        )
+    made = await _find(conn, m.invoice.c.id == invoice_id)
+    assert made is not None
+    return made
+
+
+async def issue(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID, *, now: datetime) -> Invoice:
+    """Give a draft its number; with nothing due it is paid at once. Issuing again returns it as it is."""
+    found = await _locked(conn, tenant, invoice_id)
+    if found.state is not State.DRAFT:
+        return found
+    profile = await find_profile(conn, tenant)
+    number = await _next_number(conn, found.kind, now)
+    changes = {"number": number, "issued_at": now, "due_at": now + timedelta(days=profile.terms_days)}
+    await _move(conn, found, State.ISSUED, changes)
+    issued = await _locked(conn, tenant, invoice_id)
+    if issued.due_cents == 0:
+        await _move(conn, issued, State.PAID, {"paid_at": now})
+    return await _locked(conn, tenant, invoice_id)
+
+
+async def write_off(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID, *, now: datetime) -> Invoice:
+    """Void an issued invoice: what is still due is written off."""
+    found = await _locked(conn, tenant, invoice_id)
+    if found.state is State.VOID:
+        return found
+    left = await outstanding(conn, found)
+    await _move(conn, found, State.VOID, {"voided_at": now})
+    entries = {WRITTEN_OFF: left * NANO_PER_CENT, receivable(tenant): -left * NANO_PER_CENT}
+    await _post(conn, invoice_id, Posting.WRITE_OFF, tenant, now, entries)
+    return await _locked(conn, tenant, invoice_id)
+
+
+async def credit_note(
+    conn: AsyncConnection,
+    tenant: str,
+    invoice_id: uuid.UUID,
+    *,
+    amount_cents: int,
+    reason: str,
+    idempotency: str,
+    now: datetime,
+) -> Invoice:
+    """Give back part of an issued invoice, with its tax; return the note. What was paid already becomes credit.
+
+    Args:
+        conn: in a transaction.
+        tenant: whose invoice.
+        invoice_id: the invoice that is corrected.
+        amount_cents: before tax.
+        reason: printed on the note.
+        idempotency: the same one again returns the note that is there.
+        now: the note's date.
+
+    Raises:
+        InvoiceError: a draft, or more than the invoice was about.
+    """
+    found = await _locked(conn, tenant, invoice_id)
+    note_id = uuid.uuid5(invoice_id, f"note:{idempotency}")
+    known = await _find(conn, m.invoice.c.id == note_id)
+    if known is not None:
+        return known
+    if found.kind != "invoice" or found.state is State.DRAFT:
+        raise InvoiceError(f"a credit note corrects an issued invoice; this is a {found.state} {found.kind}")
+    before = sa.select(sa.func.coalesce(sa.func.sum(m.invoice.c.subtotal_cents), 0)).where(
+        m.invoice.c.corrects == invoice_id
+    )
+    given = int((await conn.execute(before)).scalar_one())
+    if not 0 < amount_cents <= found.subtotal_cents - given:
+        raise InvoiceError(f"at most {found.subtotal_cents - given} cents can be given back; got {amount_cents}")
+    tax = cents(amount_cents * NANO_PER_CENT * found.tax_cents // found.subtotal_cents)
+    total = amount_cents + tax
+    left = 0 if found.state is State.VOID else await outstanding(conn, found)
+    from_due = min(total, left)
+    await conn.execute(
+        m.invoice.insert().values(
+            id=note_id,
+            organisation=tenant,
+            kind="credit_note",
+            number=await _next_number(conn, "credit_note", now),
+            state=State.PAID.value,
+            period_start=found.period_start,
+            period_end=found.period_end,
+            corrects=invoice_id,
+            currency=found.currency,
+            seller=found.seller,
+            buyer=found.buyer,
+            subtotal_cents=amount_cents,
+            tax_cents=tax,
+            total_cents=total,
+            credits_cents=total - from_due,
+            due_cents=from_due,
+            issued_at=now,
+            paid_at=now,
+        )
+    )
+    amount = amount_cents * NANO_PER_CENT
+    line = Line(
+        kind=CORRECTION,
+        description=f"{reason} (corrects {found.number})",
+        amount=amount,
+        amount_cents=amount_cents,
+        of_period=found.period_start,
+    )
+    await _write_lines(conn, note_id, [line])
+    whole = {CREDIT_NOTES: amount, TAX: tax * NANO_PER_CENT, receivable(tenant): -total * NANO_PER_CENT}
+    await _post(conn, note_id, Posting.CREDIT_NOTE, tenant, now, whole)
+    if total > from_due:
+        back = (total - from_due) * NANO_PER_CENT
+        await give_back(
+            conn, tenant, back, idempotency=f"note:{note_id}", note=reason, at=now, posting=Posting.OVERPAID
+        )
+    if left and left == from_due and found.state is State.ISSUED:
+        await _move(conn, found, State.PAID, {"paid_at": now})
+    note = await _find(conn, m.invoice.c.id == note_id)
+    assert note is not None
+    return note
+
+
+async def pay(
+    conn: AsyncConnection,
+    tenant: str,
+    invoice_id: uuid.UUID,
+    *,
+    provider: str,
+    reference: str,
+    amount_cents: int,
+    recorded_by: str = "",
+    now: datetime,
+) -> Invoice:
+    """Record a payment, once per provider and reference; what exceeds the due becomes credit.
+
+    Raises:
+        InvoiceError: not an issued invoice, or nothing was paid.
+    """
+    found = await _locked(conn, tenant, invoice_id)
+    payment_id = uuid.uuid5(invoice_id, f"{provider}:{reference}")
+    added = await conn.execute(
+        insert(m.payment)
+        .values(
+            id=payment_id,
+            invoice_id=invoice_id,
+            provider=provider,
+            reference=reference,
+            amount_cents=amount_cents,
+            at=now,
+            recorded_by=recorded_by,
+        )
+        .on_conflict_do_nothing()
+        .returning(m.payment.c.id)
+    )
+    if added.first() is None:
+        return found
+    if found.state not in (State.ISSUED, State.PAID) or found.kind != "invoice" or amount_cents <= 0:
+        raise InvoiceError(f"{amount_cents} cents cannot be paid on a {found.state} {found.kind}")
+    left = await outstanding(conn, found)  # with this payment
+    amount = amount_cents * NANO_PER_CENT
+    await post_transaction(
+        conn,
+        transaction_id=payment_id,
+        kind=Posting.PAYMENT,
+        organisation=tenant,
+        at=now,
+        entries={CASH: amount, receivable(tenant): -amount},
+    )
+    if left < 0:
+        over = min(-left, amount_cents) * NANO_PER_CENT
+        await give_back(
+            conn, tenant, over, idempotency=f"paid:{payment_id}", note="overpaid", at=now, posting=Posting.OVERPAID
+        )
+    if left <= 0 and found.state is State.ISSUED:
+        await _move(conn, found, State.PAID, {"paid_at": now})
+    return await _locked(conn, tenant, invoice_id)
+
+
+async def outstanding(conn: AsyncConnection, found: Invoice) -> int:
+    """Return what is still due of an invoice, cents; negative: too much was paid."""
+    paid = sa.select(sa.func.coalesce(sa.func.sum(m.payment.c.amount_cents), 0)).where(
+        m.payment.c.invoice_id == found.id
+    )
+    noted = sa.select(sa.func.coalesce(sa.func.sum(m.invoice.c.due_cents), 0)).where(m.invoice.c.corrects == found.id)
+    return (
+        found.due_cents - int((await conn.execute(paid)).scalar_one()) - int((await conn.execute(noted)).scalar_one())
+    )
+
+
+async def find_invoice(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID) -> Invoice | None:
+    """Return an invoice of this organisation with its lines."""
+    return await _find(conn, (m.invoice.c.organisation == tenant) & (m.invoice.c.id == invoice_id))
+
+
+async def list_invoices(conn: AsyncConnection, tenant: str) -> Sequence[Invoice]:
+    """Return an organisation's invoices and credit notes without their lines, newest first."""
+    query = (
+        sa.select(m.invoice)
+        .where(m.invoice.c.organisation == tenant)
+        .order_by(m.invoice.c.period_start.desc(), m.invoice.c.created_at.desc())
+    )
+    return [_invoice(row, ()) for row in (await conn.execute(query)).mappings()]
+
+
+async def tenants_to_invoice_across_tenants(conn: AsyncConnection, period: Period) -> Sequence[str]:
+    """Return the organisations with usage or postings in a month and no invoice for it."""
+    h, x, inv = t.usage_hourly.c, t.ledger_transaction.c, m.invoice.c
+    used = sa.select(h.organisation).where(h.hour >= period.start, h.hour < period.end)
+    posted = sa.select(x.organisation).where(
+        x.kind == Posting.ADJUSTMENT.value, x.at >= period.start, x.at < period.end
+    )
+    either = used.union(posted).subquery()
+    done = sa.select(inv.organisation).where(inv.kind == "invoice", inv.period_start == period.start)
+    query = sa.select(either.c.organisation).where(either.c.organisation.not_in(done)).order_by(either.c.organisation)
+    return list((await conn.execute(query)).scalars())
+
+
+async def _check_order(conn: AsyncConnection, tenant: str, period: Period) -> None:
+    """Raise InvoiceError when a later month is closed already: lines would go to the wrong invoice."""
+    later = sa.select(m.invoice.c.period_start).where(
+        m.invoice.c.organisation == tenant, m.invoice.c.kind == "invoice", m.invoice.c.period_start > period.start
+    )
+    if (await conn.execute(later)).first() is not None:
+        raise InvoiceError(f"a month after {period.name} is closed: its late usage goes to the next invoice")
+
+
+async def _next_number(conn: AsyncConnection, kind: str, now: datetime) -> str:
+    """Return the next number of the kind and year; the row's lock makes the next caller wait for our commit."""
+    series = f"{'INV' if kind == 'invoice' else 'CN'}-{now.year}"
+    query = insert(m.invoice_number).values(series=series, last=1)
+    last = await conn.execute(
+        query.on_conflict_do_update(index_elements=["series"], set_={"last": m.invoice_number.c.last + 1}).returning(
+            m.invoice_number.c.last
+        )
+    )
+    return f"{series}-{last.scalar_one():06d}"
+
+
+async def _post(
+    conn: AsyncConnection,
+    invoice_id: uuid.UUID,
+    kind: Posting,
+    tenant: str,
+    at: datetime,
+    entries: Mapping[str, int],
+) -> None:
+    transaction_id = uuid.uuid5(invoice_id, kind.value)
+    await post_transaction(conn, transaction_id=transaction_id, kind=kind, organisation=tenant, at=at, entries=entries)
+
+
+async def _move(conn: AsyncConnection, found: Invoice, to: State, changes: Mapping[str, Any]) -> None:
+    if to not in NEXT[found.state]:
+        raise InvoiceError(f"a {found.state} invoice cannot become {to}")
+    await conn.execute(sa.update(m.invoice).where(m.invoice.c.id == found.id).values(state=to.value, **changes))
+
+
+async def _write_lines(conn: AsyncConnection, invoice_id: uuid.UUID, lines: Sequence[Line]) -> None:
+    rows = [
+        {"invoice_id": invoice_id, "position": position, **msgspec.structs.asdict(line)}
+        for position, line in enumerate(lines, 1)
+    ]
+    if rows:
+        await conn.execute(m.invoice_line.insert(), rows)
+
+
+async def _locked(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID) -> Invoice:
+    await lock_organisation(conn, tenant)
+    found = await find_invoice(conn, tenant, invoice_id)
+    if found is None:
+        raise InvoiceError(f"{tenant} has no invoice {invoice_id}")
+    return found
+
+
+async def _find(conn: AsyncConnection, where: sa.ColumnElement[bool]) -> Invoice | None:
+    row = (await conn.execute(sa.select(m.invoice).where(where))).mappings().first()
+    if row is None:
+        return None
+    query = (
+        sa.select(m.invoice_line).where(m.invoice_line.c.invoice_id == row["id"]).order_by(m.invoice_line.c.position)
+    )
+    lines = [
+        Line(**{name: line[name] for name in Line.__struct_fields__}) for line in (await conn.execute(query)).mappings()
+    ]
+    return _invoice(row, lines)
+
+
+def _invoice(row: sa.RowMapping, lines: Sequence[Line]) -> Invoice:
+    fields = {name: row[name] for name in Invoice.__struct_fields__ if name != "lines"}
+    return Invoice(**fields | {"state": State(row["state"])}, lines=tuple(lines))
