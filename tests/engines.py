@@ -40,6 +40,7 @@ _MODEL = """
 [models.NAME]
 tokenizer = "tiny"
 context_tokens = 2048
+tool_parser = "hermes"
 default_max_tokens = 256
 [models.NAME.price]
 prefill_computed = "0.10"

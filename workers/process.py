@@ -36,7 +36,7 @@ from workers.spans import Spans
 log = structlog.get_logger()
 
 
-def build_engine(settings: Settings) -> Engine:
+def build_engine(settings: Settings, catalog: Catalog) -> Engine:
     """Return the configured engine. For sglang this spawns its processes and loads the model."""
     if settings.engine == "timed":
         faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
@@ -50,10 +50,10 @@ def build_engine(settings: Settings) -> Engine:
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
     from workers.engines.sglang import SglangEngine  # noqa: PLC0415
 
-    return SglangEngine(sglang_options_of(settings))
+    return SglangEngine(sglang_options_of(settings, catalog))
 
 
-def sglang_options_of(settings: Settings) -> SglangOptions:
+def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
     """Return the sglang engine's part of the settings.
 
     Raises:
@@ -72,6 +72,18 @@ def sglang_options_of(settings: Settings) -> SglangOptions:
         max_total_tokens=settings.max_total_tokens,
         max_running=settings.max_running,
         faults_file=settings.faults_file,
+        reasoning_parser=next(
+            (
+                model.reasoning_parser
+                for name, model in catalog.models.items()
+                if model.reasoning_parser and catalog.pool_of(name) == settings.pool
+            ),
+            "",
+        ),
+        adapters={
+            name: str(Path(settings.model_path).parent / folder)
+            for name, folder in catalog.adapters_of(settings.pool).items()
+        },
         further=further,
     )
 
@@ -220,7 +232,7 @@ def main() -> None:
         raise SettingsError(f"WORKER_CATALOG: {error}") from None
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
-    engine = build_engine(settings)
+    engine = build_engine(settings, catalog)
     try:
         uvloop.run(serve(settings, engine, catalog, revision=revision, started_unix_ms=started_unix_ms))
     except OSError as error:

@@ -11,6 +11,7 @@ import grpc.aio
 
 from contracts.identity import new_rid, new_room
 from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.parsing import Detail, TokenLogprob, detail_from_pb, parsing_to_pb
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
@@ -25,6 +26,7 @@ from contracts.wire import (
     sampling_to_pb,
     unpack_ids,
 )
+from gateway.samples import Sample
 from workers.assignments import Identity
 from workers.engines.faults import Faults
 from workers.engines.timed import TimedEngine
@@ -86,11 +88,28 @@ class Answer:
         self.text = ""
         self.ids: list[int] = []
         self.num_chunks = 0
+        self.details: list[Detail] = []
         self.finished: pb.Finished | None = None
 
     @property
     def reason(self) -> FinishReason:
         return FINISH_FROM_PB[self.finished.reason]
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(detail.reasoning for detail in self.details)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [token for detail in self.details for token in detail.logprobs]
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """(name, arguments) of each tool call."""
+        sample = Sample()
+        for detail in self.details:
+            sample.detailed("", detail)
+        return [(call.name, call.arguments) for call in sample.tool_calls]
 
 
 class Gateway:
@@ -155,6 +174,8 @@ class Gateway:
         for opened in batch.opened:
             key = (attempt_from_pb(opened.id), opened.phase)
             self._handles[opened.handle] = self.answers[key] = Answer()
+        for detail in batch.details:
+            self._handles[batch.handle[detail.entry]].details.append(detail_from_pb(detail))
         ids, at = unpack_ids(batch.token_ids), 0
         for handle, text, length in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
             answer = self._handles[handle]
@@ -229,6 +250,8 @@ def submit_of(
 ) -> pb.Submit:
     """A valid Submit for `worker`; sampling fields and Submit fields override by name."""
     sampling = {name: fields.pop(name) for name in list(fields) if name in Sampling.__struct_fields__}
+    if (parsing := fields.pop("parsing", None)) is not None:
+        fields["parsing"] = parsing_to_pb(parsing)
     return pb.Submit(
         id=attempt_to_pb(attempt or Attempt(new_rid(int(time.time() * 1000)), 1)),
         leader_epoch=epoch,

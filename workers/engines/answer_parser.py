@@ -4,8 +4,9 @@ The formats are the engine's business: it brings its own two parsers, which this
 pieces it puts in order.
 
 1. A chunk's text goes through the reasoning parser; what is no reasoning goes through the tool parser.
-2. A tool parser yields one step for each call, so it is asked again until it has nothing more: chunks
-   may hold many tokens, and none may be left when the answer ends.
+2. What a parser reads depends on where its pieces begin and end: an end of one call and the start of the
+   next in one piece may leave a marker in the content. So pieces end at every character that marks may
+   consist of. A parser also yields one step at a time; it is asked again until it has nothing more.
 3. Calls are numbered from 0 as they appear, and named after the request, so that the same ids replayed in
    another worker give the same calls.
 4. `end` releases what the parsers held back for a marker that cannot come any more.
@@ -13,12 +14,14 @@ pieces it puts in order.
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from contracts.parsing import Detail, ToolCallDelta
 
-MAX_STEPS = 256  # of the tool parser within one chunk
+MAX_STEPS = 256  # of the tool parser within one piece
+_PIECES = re.compile(r"[<>\[\]{}|,\n]|[^<>\[\]{}|,\n]+")
 
 
 class ReasoningSource(Protocol):
@@ -44,10 +47,18 @@ class ToolSource(Protocol):
 class AnswerParser:
     """See the module's docstring."""
 
-    def __init__(self, name: str, *, reasoning: ReasoningSource | None, tools: ToolSource | None) -> None:
-        """`name` is the same for every attempt at this answer."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        reasoning: ReasoningSource | None,
+        tools: ToolSource | None,
+        max_calls: int | None = None,
+    ) -> None:
+        """`name` is the same for every attempt at this answer; calls beyond `max_calls` are left out."""
         self.reasoning_tokens = 0
         self._name = name
+        self._max_calls = max_calls
         self._reasoning = reasoning
         self._tools = tools
         self._in_reasoning = reasoning is not None
@@ -81,7 +92,7 @@ class AnswerParser:
             held, last = self._tools.parse_stream_end()
             text += held or ""
             self._add(last, calls)
-            if unsent := _unsent_arguments(self._tools):
+            if (unsent := _unsent_arguments(self._tools)) and self._indices:
                 self._add_arguments(self._num_calls - 1, unsent, calls)
             if complete and self._num_calls and not self._arguments[-1]:
                 self._add_arguments(self._num_calls - 1, "{}", calls)
@@ -89,19 +100,23 @@ class AnswerParser:
 
     def _read_calls(self, text: str, into: list[ToolCallDelta]) -> str:
         assert self._tools is not None
-        content, calls = self._tools.parse_stream_chunk(text)
-        content = content or ""
-        for _ in range(MAX_STEPS):
-            self._add(calls, into)
-            if not any(call.name or call.parameters for call in calls):
-                break
-            more, calls = self._tools.parse_stream_chunk("")
-            content += more or ""
-        return content
+        content: list[str] = []
+        for piece in _PIECES.findall(text) or [""]:
+            said, calls = self._tools.parse_stream_chunk(piece)
+            content.append(said or "")
+            for _ in range(MAX_STEPS):
+                self._add(calls, into)
+                if not any(call.name or call.parameters for call in calls):
+                    break
+                said, calls = self._tools.parse_stream_chunk("")
+                content.append(said or "")
+        return "".join(content)
 
     def _add(self, calls: Sequence[Any], into: list[ToolCallDelta]) -> None:
         for call in calls:
-            if call.name:
+            if call.name and self._num_calls == self._max_calls:
+                self._indices.pop(call.tool_index, None)
+            elif call.name:
                 index = self._indices[call.tool_index] = self._num_calls
                 self._num_calls += 1
                 self._arguments.append(False)

@@ -1,4 +1,4 @@
-"""SGLang in this process: the only module that imports it.
+"""SGLang in this process: this module and `sglang_parsers` alone import it.
 
 1. The constructor runs before any event loop: it looks for an accelerator, prepares environment and
    path, imports SGLang and builds the engine, whose scheduler and detokenizer are child processes.
@@ -18,16 +18,22 @@ import tempfile
 from collections import deque
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 import structlog
 
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.wire import unpack_ids
 from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal
+from workers.engines.pieces import Pieces
 from workers.engines.sglang_answer import Answer, sampling_params
+from workers.engines.sglang_features import check_features, feature_params, logprob_arguments
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
+
+if TYPE_CHECKING:
+    from workers.engines.sglang_parsers import Anatomy
 
 log = structlog.get_logger()
 
@@ -55,6 +61,8 @@ class SglangEngine:
         import sglang  # noqa: PLC0415
         from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: PLC0415
 
+        from workers.engines import sglang_parsers  # noqa: PLC0415
+
         self._options = options
         self._port = (options.bootstrap_port or _free_port()) if options.role is Role.PREFILL else 0
         self._engine = sglang.Engine(
@@ -63,6 +71,8 @@ class SglangEngine:
         )
         self._tm = self._engine.tokenizer_manager
         self._request_type = GenerateReqInput
+        self._parsers = sglang_parsers
+        self._token_bytes = sglang_parsers.token_bytes_of(self._tm.tokenizer)
         self._facts = self._read_facts()
         self._vocabulary = int(self._tm.model_config.vocab_size)
         self._jobs: dict[str, Job] = {}
@@ -104,8 +114,9 @@ class SglangEngine:
             raise Refusal("unhealthy", "the engine does not run")
         prompt = unpack_ids(job.prompt)
         self._check(job, prompt)
+        anatomy = self._parsers.anatomy(job, self._tm.tokenizer)
         self._jobs[job.engine_id] = job
-        self._tasks.create_task(self._serve(job, prompt, outlet))
+        self._tasks.create_task(self._serve(job, prompt, outlet, anatomy))
 
     def abort(self, job: Job) -> None:
         """Ask SGLang to abort; the caller repeats it, since one in the instant of submission is lost."""
@@ -154,26 +165,36 @@ class SglangEngine:
         if job.sampling.min_p and not self._accelerator:
             # With seeds, which the CPU profile always gives, SGLang's scheduler dies of min_p.
             raise Refusal("bad_request", "min_p is not available without an accelerator")
-        if job.adapter or job.delivered:
-            raise Refusal("bad_request", "adapters and continuations are not available")
+        if job.delivered:
+            raise Refusal("bad_request", "continuations are not available")
+        check_features(job, vocabulary=self._vocabulary, parsers=self._parsers.PARSERS, adapters=self._options.adapters)
 
-    async def _serve(self, job: Job, prompt: list[int], outlet: Outlet) -> None:
+    async def _serve(self, job: Job, prompt: list[int], outlet: Outlet, anatomy: "Anatomy") -> None:
         answer = Answer(job)
         request = self._request_type(
             rid=job.engine_id,
             input_ids=prompt,
-            sampling_params=sampling_params(job.sampling),
+            sampling_params={
+                **sampling_params(job.sampling),
+                **feature_params(job.sampling, sample=job.attempt.sample),
+                **anatomy.params,
+            },
+            require_reasoning=anatomy.after_reasoning,
+            lora_path=job.adapter or None,
             stream=True,
             log_metrics=False,
             cache_salt=job.cache_salt or None,
+            **logprob_arguments(job.sampling),
             **self._pairing(job),
         )
+        pieces = Pieces(job, anatomy.parser, self._token_bytes.of)
         error = ""
         try:
             async for out in self._tm.generate_request(request):
                 text, ids = answer.take(out)
                 if job.phase is not Phase.PREFILL and (ids or text):
-                    outlet.chunk(text, ids)
+                    pieces.put(outlet, text, ids, out["meta_info"])
+            pieces.finish(outlet)
         except asyncio.CancelledError:
             self._aborting.add(job.engine_id)
             raise
@@ -181,7 +202,7 @@ class SglangEngine:
             error = f"{type(failure).__name__}: {failure}"
             log.warning("engine_request_failed", error=error)
         finally:
-            self._end(job, answer, outlet, error)
+            self._end(job, answer, outlet, error, reasoning_tokens=pieces.reasoning_tokens)
 
     def _pairing(self, job: Job) -> dict[str, Any]:
         if job.phase is Phase.UNIFIED:
@@ -192,8 +213,12 @@ class SglangEngine:
             "bootstrap_room": job.bootstrap_room,
         }
 
-    def _end(self, job: Job, answer: Answer, outlet: Outlet, error: str) -> None:
+    def _end(self, job: Job, answer: Answer, outlet: Outlet, error: str, *, reasoning_tokens: int) -> None:
         end = answer.end(abort_asked=job.engine_id in self._aborting, error=error)
+        if reasoning_tokens:
+            end = msgspec.structs.replace(
+                end, counts=msgspec.structs.replace(end.counts, reasoning_tokens=reasoning_tokens)
+            )
         del self._jobs[job.engine_id]
         self._aborting.discard(job.engine_id)
         if end.reason is FinishReason.STOP and end.stages.transfer_ms:

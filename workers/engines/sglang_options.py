@@ -12,10 +12,12 @@ import msgspec
 from contracts.lifecycle import Role
 
 CPU_FOLDER = Path(__file__).parent / "sglang_cpu"
+UNPINNED_VARIABLE = "PDGATE_SGLANG_UNPINNED"
 FAULTS_VARIABLE = "PDGATE_SGLANG_FAULTS_FILE"
 CPU_TOKENS = 8_192
 CPU_RUNNING = 32
 CPU_CHUNK_TOKENS = 512
+MAX_LORAS_PER_BATCH = 8
 # The longest normal silence. On a CPU: one prefill chunk of a 135M model while neighbours use the cores.
 CPU_SLOWEST_STEP_MS = 15_000.0
 ACCELERATOR_SLOWEST_STEP_MS = 2_500.0
@@ -32,6 +34,8 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int = 0  # 0 = SGLang's choice, or CPU_TOKENS without an accelerator
     max_running: int = 0  # 0 = SGLang's choice, or CPU_RUNNING without an accelerator
     faults_file: str = ""
+    reasoning_parser: str = ""  # of the pool's models; grammars wait for the end of the reasoning
+    adapters: Mapping[str, str] = msgspec.field(default_factory=dict)  # LoRA: folder by the engine's name for it
     further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else
 
 
@@ -61,6 +65,8 @@ def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping
         # torch.compile would need a C++ compiler on the machine
         "TORCHDYNAMO_DISABLE": "1",
     }
+    if options.adapters:
+        variables[UNPINNED_VARIABLE] = "1"
     if options.faults_file:
         variables[FAULTS_VARIABLE] = options.faults_file
     return variables
@@ -74,6 +80,8 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int)
         "incremental_streaming_output": True,
         "enable_metrics": True,  # for the stage times in each answer; per-request metrics are switched off
         "enable_cache_report": True,
+        # A schema would allow blanks between its parts, and small models go on with them until their last token.
+        "constrained_json_disable_any_whitespace": True,
     }
     if not accelerator:
         chosen |= {
@@ -88,6 +96,13 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int)
             "chunked_prefill_size": CPU_CHUNK_TOKENS,
             "sleep_on_idle": True,  # an idle scheduler would burn a core
         }
+    if options.reasoning_parser:
+        chosen["reasoning_parser"] = options.reasoning_parser
+    if options.adapters:
+        chosen |= {"enable_lora": True, "lora_paths": dict(options.adapters)}
+        chosen["max_loras_per_batch"] = min(len(options.adapters) + 1, MAX_LORAS_PER_BATCH)  # and no adapter
+        if not accelerator:
+            chosen["lora_backend"] = "torch_native"
     if options.max_total_tokens:
         chosen["max_total_tokens"] = options.max_total_tokens
     if options.max_running:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+UNPINNED_VARIABLE = "PDGATE_SGLANG_UNPINNED"
 FAULTS_VARIABLE = "PDGATE_SGLANG_FAULTS_FILE"
 DROP_KV = "drop_kv"
 _U32 = 0xFFFFFFFF
@@ -30,6 +31,8 @@ def activate() -> None:
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", _with_seeds, HookType.AFTER
     )
     HookRegistry.register("sglang.kernels.ops.sampling.murmur_hash.murmur_hash32", murmur_hash32, HookType.REPLACE)
+    if UNPINNED_VARIABLE in os.environ:
+        _never_pin()
     if FAULTS_VARIABLE in os.environ:
         sender = f"{disaggregation}.mooncake.conn.MooncakeKVManager.send_kvcache"
         HookRegistry.register(sender, _droppable, HookType.AROUND)
@@ -41,6 +44,21 @@ def _without_pinned_memory(original: Callable[..., Any], *args: Any, **kwargs: A
     if getattr(kv_class, "supports_host_tensor_indices", False):
         kv_class.supports_host_tensor_indices = False
     return kv_class
+
+
+def _never_pin() -> None:
+    """Ignore requests for pinned memory: without an accelerator there is none, and SGLang's LoRA layers ask for it."""
+
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("pin_memory", None)
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # type: ignore[assignment, method-assign]
 
 
 def _droppable(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
