@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from contracts.catalog import Catalog
 from contracts.dimensions import MAX_NAME, dimensions
+from contracts.errors import BadRequest
 from contracts.usage import UsageEvent
 from gateway.models import Models
 from gateway.outputs import EventStream, WholeAnswer
@@ -16,9 +18,12 @@ from gateway.samples import Sample
 from gateway.schemas.answers import ChatCompletion, served_of, usage_of
 from gateway.schemas.chat import ChatRequest, decode_chat
 from gateway.schemas.choices import choice_of
+from gateway.schemas.tools import biases_of, called_tools, parsing_of
 from gateway.sse import SIMULATED, ChunkTemplate
 from gateway.starter import Arrival, Started, Starter, Work
 from gateway.writer import EventWriter
+
+_NO_REASONING: Final = frozenset({None, "none"})
 
 
 class StartedChat(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +53,12 @@ class Chat:
         """Return the token ids of a conversation. Raises one of contracts.errors."""
         prompt, model = self._models.tokenizer(chat.model)
         return await self._workshop.encode(
-            prompt, chat.messages, body_bytes=body_bytes, context_tokens=model.context_tokens
+            prompt,
+            chat.messages,
+            body_bytes=body_bytes,
+            context_tokens=model.context_tokens,
+            tools=[msgspec.to_builtins(tool) for tool in called_tools(chat.tools, chat.tool_choice)],
+            extras=template_extras(chat, prompt.variables),
         )
 
     async def work(self, chat: ChatRequest, arrival: Arrival, *, body_bytes: int | None = None) -> Work:
@@ -57,10 +67,20 @@ class Chat:
         `body_bytes` is the size of the conversation where it is not that of the body.
         """
         model = self._models.servable(chat.model)
+        biases = biases_of(chat.logit_bias, vocabulary=model.prompt.vocabulary)
+        extras = template_extras(chat, model.prompt.variables)
         return Work(
             model=model,
             prompts=[await self.encode(chat, body_bytes=body_bytes or len(arrival.body))],
-            sampling=lambda max_tokens: chat.sampling(max_tokens, model.model),
+            sampling=lambda max_tokens: chat.sampling(max_tokens, model.model, logit_bias=biases),
+            parsing=parsing_of(
+                model.name,
+                model.model,
+                tools=chat.tools,
+                choice=chat.tool_choice,
+                parallel=chat.parallel_tool_calls,
+                reasoning_open=bool(model.model.reasoning_parser) and model.prompt.opens_reasoning(extras),
+            ),
             asked_tokens=chat.asked_tokens,
             num_samples=chat.num_samples,
             stream=bool(chat.stream),
@@ -103,3 +123,22 @@ class Chat:
             pdgate=served_of(event, self._currency),
         )
         return msgspec.json.encode(body)
+
+
+def template_extras(chat: ChatRequest, variables: frozenset[str]) -> dict[str, Any]:
+    """Return the template's variables that a request sets, of those that it reads.
+
+    Raises:
+        BadRequest: an effort for a model whose template knows none.
+    """
+    extras = {name: value for name, value in (chat.chat_template_kwargs or {}).items() if name in variables}
+    effort = chat.reasoning_effort
+    if effort is None:
+        return extras
+    if "reasoning_effort" in variables:
+        extras["reasoning_effort"] = effort
+    switches = variables & {"enable_thinking", "thinking"}
+    extras |= dict.fromkeys(switches, effort not in _NO_REASONING)
+    if not switches and "reasoning_effort" not in variables and effort not in _NO_REASONING:
+        raise BadRequest(f"'reasoning_effort' is not supported by the model '{chat.model}'.", param="reasoning_effort")
+    return extras

@@ -10,24 +10,27 @@ bounded pool of threads (the tokenizer releases the GIL), so that running stream
 import asyncio
 import datetime as dt
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from contracts.errors import BadRequest, ContextTooLong, NoCapacity
-from gateway.schemas.chat import Message, text_of
+from gateway.schemas.conversation import Message, for_template
 
 T = TypeVar("T")
 
 LONG_PROMPT_CHARACTERS: Final = 2048
+_REASONING_OPENERS: Final = ("<think>", "<seed:think>", "<mm:think>", "[THINK]", "◁think▷")
 _NORMALISATION_SLACK: Final = 2  # a normaliser may shorten the text before it is split
 
 
@@ -38,7 +41,11 @@ class TokenizerUnusable(Exception):
 class ChatPrompt:
     """Renders and encodes the messages of one model. Immutable, so threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer, template: jinja2.Template, special: dict[str, str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: jinja2.Template, special: dict[str, str], *, variables: frozenset[str]
+    ) -> None:
+        """`variables` are those that the template reads."""
+        self.variables = variables
         self._tokenizer = tokenizer
         self._template = template
         self._special = special
@@ -46,19 +53,36 @@ class ChatPrompt:
         self._longest_token = max(map(len, vocabulary), default=1)
         self.vocabulary = max(vocabulary.values(), default=-1) + 1  # ids are below it
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt's text.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        extras: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Return the prompt's text. `extras` are further variables of the template.
 
         Raises:
             BadRequest: the model's template refuses these messages.
         """
-        given = [_for_template(message) for message in messages]
+        fixed = {"messages": [for_template(message) for message in messages], "add_generation_prompt": True}
         try:
-            return self._template.render(messages=given, add_generation_prompt=True, tools=None, **self._special)
+            return self._template.render({**extras, **self._special, **fixed, "tools": list(tools) or None})
         except jinja2.TemplateError as error:
             raise BadRequest(f"The model's chat template refuses these messages: {error}", param="messages") from None
 
-    def encode(self, messages: Sequence[Message], *, context_tokens: int) -> list[int]:
+    def opens_reasoning(self, extras: Mapping[str, Any]) -> bool:
+        """Return whether prompts end inside the reasoning, so that answers begin there."""
+        return self.render([Message("user", "?")], extras=extras).rstrip().endswith(_REASONING_OPENERS)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        context_tokens: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        extras: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
         """Return the prompt's token ids.
 
         Raises:
@@ -66,7 +90,7 @@ class ChatPrompt:
             ContextTooLong: more text than `context_tokens` of the longest token could hold; encoding megabytes
                 of one word takes seconds, so that is not tried.
         """
-        text = self.render(messages)
+        text = self.render(messages, tools=tools, extras=extras)
         # The template writes the special tokens itself.
         return self.encode_text(text, context_tokens=context_tokens, add_special_tokens=False)
 
@@ -100,10 +124,18 @@ class PromptWorkshop:
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="prompt")
 
     async def encode(
-        self, prompt: ChatPrompt, messages: Sequence[Message], *, body_bytes: int, context_tokens: int
+        self,
+        prompt: ChatPrompt,
+        messages: Sequence[Message],
+        *,
+        body_bytes: int,
+        context_tokens: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        extras: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Return the token ids of a request whose body had `body_bytes` bytes. Raises BadRequest, ContextTooLong."""
-        return await self._run(partial(prompt.encode, messages, context_tokens=context_tokens), size=body_bytes)
+        encode = partial(prompt.encode, messages, context_tokens=context_tokens, tools=tools, extras=extras)
+        return await self._run(encode, size=body_bytes)
 
     async def encode_text(
         self, prompt: ChatPrompt, text: str, *, context_tokens: int, field: str, add_special_tokens: bool = True
@@ -167,12 +199,15 @@ def load_prompt(folder: Path) -> ChatPrompt:
         raise TokenizerUnusable(f"{config_file}: {error}") from None
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception for a bad file
         raise TokenizerUnusable(f"{folder / 'tokenizer.json'}: {error}") from None
+    environment = _environment()
     try:
-        template = _environment().from_string(_template_text(folder, config))
+        source = _template_text(folder, config)
+        template = environment.from_string(source)
+        variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
     except jinja2.TemplateError as error:
         raise TokenizerUnusable(f"chat template of {folder}: {error}") from None
     tokens = {name: _token(getattr(config, name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return ChatPrompt(tokenizer, template, tokens)
+    return ChatPrompt(tokenizer, template, tokens, variables=variables)
 
 
 def _template_text(folder: Path, config: _TokenizerConfig) -> str:
@@ -215,11 +250,3 @@ def _token(raw: Any) -> str:
     if isinstance(raw, dict):
         raw = raw.get("content")
     return raw if isinstance(raw, str) else ""
-
-
-def _for_template(message: Message) -> dict[str, str]:
-    role = "system" if message.role == "developer" else message.role
-    given = {"role": role, "content": text_of(message)}
-    if message.name is not None:
-        given["name"] = message.name
-    return given

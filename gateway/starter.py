@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity
 from contracts.identity import new_rid
+from contracts.parsing import Parsing
 from contracts.rating import Price
 from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
@@ -74,6 +75,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     model: Servable
     prompts: Sequence[Sequence[int]]  # token ids
     sampling: Callable[[int], Sampling]
+    parsing: Parsing | None = None  # None: answers are plain text
     asked_tokens: int | None = None  # most tokens per sample; None: the client did not say
     num_samples: int = 1
     stream: bool = False
@@ -307,6 +309,8 @@ class Starter:
             batch=arrival.batch,
             cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.org),
             session=work.session,
+            adapter=work.model.name if work.model.model.adapter else "",
+            parsing=work.parsing,
         )
 
 

@@ -4,66 +4,29 @@ Unknown fields are ignored. Fields that would change the answer and are not supp
 name, so that nobody gets an answer to another question than the one asked.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from contracts.catalog import Model
 from contracts.errors import BadRequest
+from contracts.parsing import Grammar
 from contracts.wire import Sampling
+from gateway.schemas.conversation import Message, check_messages
 from gateway.schemas.decoding import MAX_SAMPLES, decode_body, stops_of
+from gateway.schemas.tools import ResponseFormat, Tool, ToolChoice, check_tools, grammar_of, top_logprobs_of
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
-class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A piece of text in a message."""
-
-    text: str
-
-
-class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
-    """A picture: recognised in order to be refused by name."""
-
-
-class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
-    """A sound: recognised in order to be refused by name."""
-
-
-class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
-    """A file: recognised in order to be refused by name."""
-
-
-class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
-    """What an assistant refused with, sent back as history."""
-
-    refusal: str
-
-
-Part = TextPart | ImagePart | AudioPart | FilePart | RefusalPart
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
-    name: str | None = None
-    tool_calls: list[Any] | None = None
-
-
 class StreamOptions(msgspec.Struct, frozen=True):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """Only `text` is supported."""
-
-    type: str
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,19 +51,30 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    # refused by name unless they ask for nothing:
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # beyond OpenAI, under the names that SGLang and vLLM have for them:
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=64)] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # refused by name unless they ask for nothing:
+    functions: list[Any] | None = None
+    function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
 
@@ -124,7 +98,14 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the stop strings."""
         return stops_of(self.stop)
 
-    def sampling(self, max_tokens: int, model: Model) -> Sampling:
+    @property
+    def grammar(self) -> Grammar | None:
+        """Return what the answer must match."""
+        return grammar_of(self.response_format, regex=self.regex, ebnf=self.ebnf)
+
+    def sampling(
+        self, max_tokens: int, model: Model, *, logit_bias: Mapping[int, float] = MappingProxyType({})
+    ) -> Sampling:
         """Return the sampling parameters with their effective maximum and, where none is named, the model's own."""
         return Sampling(
             max_tokens=max_tokens,
@@ -134,6 +115,15 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed,
             presence_penalty=self.presence_penalty or None,
             frequency_penalty=self.frequency_penalty or None,
+            repetition_penalty=self.repetition_penalty,
+            top_k=self.top_k or None,
+            min_p=self.min_p or None,
+            min_tokens=min(self.min_tokens, max_tokens) if self.min_tokens else None,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            top_logprobs=top_logprobs_of(self.logprobs, self.top_logprobs),
+            logit_bias=dict(logit_bias),
+            grammar=self.grammar,
         )
 
 
@@ -148,6 +138,17 @@ def decode_chat(body: bytes) -> ChatRequest:
     """
     request = decode_body(body, _decoder)
     stops_of(request.stop)
+    check_messages(request.messages)
+    check_tools(request.tools, request.tool_choice)
+    top_logprobs_of(request.logprobs, request.top_logprobs)
+    is_forced = request.tool_choice not in (None, "none", "auto")
+    if request.grammar is not None and is_forced:
+        raise BadRequest("A forced tool call and a response format exclude each other.", param="tool_choice")
+    if request.asked_tokens is not None and (request.min_tokens or 0) > request.asked_tokens:
+        raise BadRequest(
+            f"'min_tokens' is {request.min_tokens}, more than the {request.asked_tokens} tokens of the answer.",
+            param="min_tokens",
+        )
     _check_metadata(request)
     _check_supported(request)
     return request
@@ -165,14 +166,8 @@ def _check_supported(request: ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
     unsupported = {
-        "tools": bool(request.tools),
-        "tool_choice": request.tool_choice not in (None, "none", "auto"),
         "functions": bool(request.functions),
         "function_call": request.function_call not in (None, "none", "auto"),
-        "response_format": request.response_format is not None and request.response_format.type != "text",
-        "logprobs": bool(request.logprobs),
-        "top_logprobs": bool(request.top_logprobs),
-        "logit_bias": bool(request.logit_bias),
         "modalities": request.modalities not in (None, [], ["text"]),
         "audio": request.audio is not None,
         "prediction": request.prediction is not None,
@@ -181,26 +176,3 @@ def _check_supported(request: ChatRequest) -> None:
     for field, asked in unsupported.items():
         if asked:
             raise BadRequest(f"'{field}' is not supported yet.", param=field)
-    for i, message in enumerate(request.messages):
-        if message.tool_calls:
-            raise BadRequest("'tool_calls' is not supported yet.", param=f"messages[{i}].tool_calls")
-        if message.content is None and message.role != "assistant":
-            raise BadRequest("This message needs content.", param=f"messages[{i}].content")
-        if isinstance(message.content, list):
-            for j, part in enumerate(message.content):
-                if isinstance(part, ImagePart | AudioPart | FilePart):
-                    raise BadRequest(
-                        "Only text is supported: this model takes no images, audio or files.",
-                        param=f"messages[{i}].content[{j}]",
-                    )
-
-
-def text_of(message: Message) -> str:
-    """Return the text of a message, its parts joined."""
-    if message.content is None:
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(
-        part.text if isinstance(part, TextPart) else getattr(part, "refusal", "") for part in message.content
-    )

@@ -6,8 +6,8 @@ from typing import Annotated
 import msgspec
 
 from contracts.errors import BadRequest
-from gateway.schemas.chat import Message
 from gateway.schemas.completions import TokenId
+from gateway.schemas.conversation import Message
 from gateway.schemas.decoding import decode_body
 
 MAX_IDS = 1_000_000

@@ -23,7 +23,7 @@ from gateway.prompt import TokenizerUnusable, load_prompt
 from gateway.pump import begin
 from gateway.refusals import error_of_refusal
 from gateway.schemas.answers import money_text
-from gateway.schemas.chat import Message
+from gateway.schemas.conversation import Message
 from gateway.single_flight import SingleFlight
 from gateway.sse import DONE, ChunkTemplate
 from gateway.tenants import ApiKey, hash_key, new_key

@@ -25,6 +25,13 @@ def error_of(answer) -> dict:
     return body["error"]
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
 BAD_BODIES = [
     ("{not json", None),
     ("", None),
@@ -48,11 +55,28 @@ BAD_BODIES = [
     ({**HELLO, "stream": "yes"}, "stream"),
     ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options"),
     ({**HELLO, "metadata": {"k": 1}}, "metadata[...]"),
-    ({**HELLO, "tools": [{"type": "function"}]}, "tools"),
+    ({**HELLO, "tools": [{"type": "function"}]}, "tools[0].function"),
+    ({**HELLO, "tools": [TOOL]}, "tools"),  # the model calls none
+    ({**HELLO, "tools": [TOOL, TOOL]}, "tools"),
+    ({**HELLO, "tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
     ({**HELLO, "tool_choice": "required"}, "tool_choice"),
-    ({**HELLO, "response_format": {"type": "json_object"}}, "response_format"),
-    ({**HELLO, "logprobs": True}, "logprobs"),
-    ({**HELLO, "logit_bias": {"1": 2}}, "logit_bias"),
+    ({**HELLO, "tools": [TOOL], "tool_choice": named("g")}, "tool_choice"),
+    ({**HELLO, "functions": [{"name": "f"}]}, "functions"),
+    ({**HELLO, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({**HELLO, "response_format": {"type": "xml"}}, "response_format.type"),
+    ({**HELLO, "response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+    ({**HELLO, "response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": named("f")}, "tool_choice"),
+    ({**HELLO, "regex": "(" * 65 + ")" * 65}, "regex"),
+    ({**HELLO, "ebnf": "a" * 70_000}, "ebnf"),
+    ({**HELLO, "top_logprobs": 2}, "top_logprobs"),
+    ({**HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({**HELLO, "logit_bias": {"x": 2}}, "logit_bias"),
+    ({**HELLO, "logit_bias": {"99999999": 2}}, "logit_bias"),
+    ({**HELLO, "logit_bias": {"1": 101}}, "logit_bias"),
+    ({**HELLO, "max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort"),  # its template knows none
+    ({**HELLO, "reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"model": "tiny", "messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (
         {
             "model": "tiny",

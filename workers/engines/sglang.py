@@ -29,7 +29,7 @@ from contracts.wire import unpack_ids
 from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal
 from workers.engines.pieces import Pieces
 from workers.engines.sglang_answer import Answer, sampling_params
-from workers.engines.sglang_features import check_features, feature_params, logprob_arguments
+from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class SglangEngine:
             raise Refusal("bad_request", f"this worker has no hand-off {job.hand_off}")
         if job.sampling.min_p and not self._accelerator:
             # With seeds, which the CPU profile always gives, SGLang's scheduler dies of min_p.
-            raise Refusal("bad_request", "min_p is not available without an accelerator")
+            raise bad("min_p", "it is not available without an accelerator")
         if job.delivered:
             raise Refusal("bad_request", "continuations are not available")
         check_features(job, vocabulary=self._vocabulary, parsers=self._parsers.PARSERS, adapters=self._options.adapters)
