@@ -129,6 +129,16 @@ def attempts_dead_letters(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:attempts-dead"
 
 
+def series(pool: str) -> str:
+    """Return the stream of the pool's course, one contracts.series.Point each 5 s, for a day."""
+    return f"pdgate:{{m:{pool}}}:series"
+
+
+def steering(pool: str) -> str:
+    """Return who decides about the pool's ratio (contracts.steering.Steering, msgpack); absent = the settings' mode."""
+    return f"pdgate:{{m:{pool}}}:steering"
+
+
 def pool_workers(pool: str) -> str:
     """Return the sorted set of worker ids by lease expiry in Unix ms."""
     return f"pdgate:{{m:{pool}}}:workers"

@@ -41,9 +41,6 @@ class Records:
             phases = {"queue": timings.queue_ms, "prefill": timings.prefill_ms, "transfer": timings.transfer_ms}
             for phase, lasted_ms in {**phases, "decode": timings.decode_ms}.items():
                 instruments.phase(lasted_ms, model=event.model, phase=phase)
-        if event.slo_met is not None:
-            labels = {"met": str(event.slo_met).lower(), "phase_blamed": closed.phase_blamed, "tier": event.tier}
-            instruments.slo.add(1, {**labels, "model": event.model})
         log.info(
             "request_finished",
             rid=event.rid,

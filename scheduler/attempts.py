@@ -14,7 +14,7 @@ from contracts.errors import Interrupted
 from contracts.identity import rid_from_bytes
 from contracts.lifecycle import FinishReason, Phase, RequestState
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import PHASE_FROM_PB, counts_from_pb
+from contracts.wire import PHASE_FROM_PB, counts_from_pb, stages_from_pb
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffTimers
@@ -197,6 +197,7 @@ class Attempts:
             return
         part.state = PartState.COMPUTED
         part.counts = counts_from_pb(message.counts)
+        part.stages = stages_from_pb(message.stages)
         if part.sample == request.samples[0]:
             self._retries.computed(request, part.counts)
         if not request.terminal:

@@ -8,7 +8,7 @@ import msgspec
 from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, RequestState, Role, move_request
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import FINISH_FROM_PB, Counts, Submit, WorkerRef, counts_from_pb
+from contracts.wire import FINISH_FROM_PB, Counts, Stages, Submit, WorkerRef, counts_from_pb, stages_from_pb
 from scheduler.policy.cluster import RequestView
 from scheduler.policy.fairness import Ticket
 from scheduler.policy.placement import Reason
@@ -29,7 +29,7 @@ class PartState(enum.StrEnum):
 class Part:
     """One engine request: one sample of one attempt in one phase on one worker."""
 
-    __slots__ = ("counts", "delivered", "error", "phase", "reason", "sample", "state", "worker")
+    __slots__ = ("counts", "delivered", "error", "phase", "reason", "sample", "stages", "state", "worker")
 
     def __init__(self, worker: Worker, phase: Phase, sample: int, state: PartState = PartState.SENT) -> None:
         self.worker = worker
@@ -38,6 +38,7 @@ class Part:
         self.state = state
         self.reason: FinishReason | None = None
         self.counts: Counts | None = None
+        self.stages = Stages()
         self.delivered = False
         self.error = ""
 
@@ -51,6 +52,7 @@ class Part:
         self.state = PartState.FINAL
         self.reason = FINISH_FROM_PB.get(final.reason, FinishReason.ERROR)
         self.counts = counts_from_pb(final.counts)
+        self.stages = stages_from_pb(final.stages)
         self.delivered = self.delivered or final.delivered
         self.error = final.error
 
@@ -81,7 +83,10 @@ class Request:
         "not_before_s",
         "parts",
         "path",
+        "placed_ms",
         "placing",
+        "predicted_step_ms",
+        "predicted_ttft_ms",
         "prefill_ref",
         "prompt_tokens",
         "pushed_ms",
@@ -111,6 +116,7 @@ class Request:
         self.hoped_cached_tokens = 0  # prefix hit that its placement counts on
         self.charged = False  # its tenant was charged its forecast cost
         self.arrived_ms = self.pushed_ms = now_s * 1000  # at the gateway; into the queue. Monotonic
+        self.placed_ms = self.predicted_ttft_ms = self.predicted_step_ms = 0.0  # of the current attempt
         self.blocked_ms: dict[Role, float] = {}  # waiting in the queue, by the role that had no room
         self.state = RequestState.QUEUED
         self.queued_s = now_s

@@ -12,10 +12,12 @@ States are those of contracts.lifecycle:
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import structlog
 from redis.exceptions import RedisError
 
@@ -24,12 +26,14 @@ from contracts.lifecycle import HandOff, Path, Phase, RequestState, Role
 from contracts.wire import Placed, Submit
 from observability.metrics import Instruments
 from scheduler.book import Book, Part, PartState, Request
+from scheduler.helm import Helm
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.outbox import Outbox
 from scheduler.policy.admission import Refusal, refuse_on_arrival, refuse_waiting
 from scheduler.policy.cluster import Limits
+from scheduler.policy.ladder import Way
 from scheduler.policy.placement import Reason
-from scheduler.policy.scoring import Scored
+from scheduler.policy.scoring import NotScored, Scored
 from scheduler.record import Placed as Recorded
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
@@ -60,6 +64,7 @@ class Dispatcher:
         write_ahead: WriteAhead,
         outbox: Outbox,
         router: Router,
+        helm: Helm,
         limits: Limits,
         instruments: Instruments,
         spans: Spans,
@@ -75,6 +80,7 @@ class Dispatcher:
         self._write_ahead = write_ahead
         self._outbox = outbox
         self._router = router
+        self._helm = helm
         self._limits = limits
         self._instruments = instruments
         self._spans = spans
@@ -94,7 +100,11 @@ class Dispatcher:
                 self._outbox.acknowledge(entry_id)
             return None
         request = self.enter(submit, entry_id)
-        why = refuse_on_arrival(len(self._waiting), self._limits)
+        self._helm.arrived(request)
+        left_s = (submit.deadline_unix_ms - self._now_unix_ms()) / 1000
+        # A request whose own deadline is over is refused for that, by the next tick.
+        left_s = left_s if left_s > 0 else math.inf
+        why = refuse_on_arrival(self._verdicts.queue_for(request), self._limits, left_s=left_s)
         if why is not None:
             self._verdicts.refuse_for(request, why)
         else:
@@ -132,8 +142,13 @@ class Dispatcher:
         turns = self._waiting.turns(now_s)
         short_of: Role | None = None
         while len(chosen) < _BATCH and (request := turns.next()) is not None:
-            gives_way = self._waiting.gives_way(request)
-            result = self._router.place(request, self._registry.cluster(), gives_way=gives_way)
+            result = self._place(request)
+            if isinstance(result, Refusal):
+                self._verdicts.refuse_for(request, result)
+                continue
+            if result is None:
+                self._waiting.pause(request, now_s + _RETRY_PAUSE_S)
+                continue
             if isinstance(result, Scored):
                 self._waiting.take(request, now_s)
                 request.charged = True
@@ -151,6 +166,26 @@ class Dispatcher:
                 self._blocked_by, short_of = result.reason, result.short_of
         self._waiting.blocked(short_of, now_s)
         return chosen
+
+    def _place(self, request: Request) -> Scored | NotScored | Refusal | None:
+        """Return workers for a request, what it waits for, or what the degrade ladder does with it.
+
+        None = it has to wait for a pair, and those behind it need not.
+        """
+        cluster = self._registry.cluster()
+        gives_way = self._waiting.gives_way(request)
+        match self._helm.ladder.way(request, cluster, draw=0.5):
+            case Way.SHED:
+                return Refusal.SHED
+            case Way.UNAVAILABLE:
+                return Refusal.UNAVAILABLE
+            case Way.WAIT:
+                return None
+            case Way.UNIFIED:
+                result = self._router.place(request, cluster.only_unified, gives_way=gives_way)
+                if isinstance(result, Scored):
+                    return msgspec.structs.replace(result, path=Path.FALLBACK, reason=Reason.DEGRADED)
+        return self._router.place(request, cluster, gives_way=gives_way)
 
     def _choose(self, request: Request, placement: Scored) -> Recorded:
         replaces = request.attempt
@@ -254,6 +289,7 @@ class Dispatcher:
                 reason=request.reason,
             ),
         )
+        self._helm.decisions.placed(request)
         self._placements[request.path.value, request.reason.value] += 1
         self._spans.placed(request, now_unix_ms=self._now_unix_ms())
         if request.attempt == 1:

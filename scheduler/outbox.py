@@ -41,6 +41,10 @@ class Outbox:
             ("XADD", keys.notices(gateway_id), "MAXLEN", "~", _NOTICES_KEPT, "*", FIELD, encode(notice)),
         )
 
+    def write(self, command: _Command) -> None:
+        """Send any other command whose answer nobody needs."""
+        self._add(command)
+
     def acknowledge(self, entry_id: bytes) -> None:
         """Drop an inbox entry."""
         self._add(("XACK", self._inbox, keys.CONSUMER_GROUP_SCHEDULER, entry_id))

@@ -18,13 +18,14 @@ from contracts.lifecycle import RequestState
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import FIELD
+from contracts.wire import FIELD, RequestOutcome
 from observability.metrics import Instruments
 from observability.tracing import Tracer
 from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffTimers
+from scheduler.helm import Helm, HelmSettings
 from scheduler.inbox import Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
@@ -35,7 +36,6 @@ from scheduler.profile import PoolProfile
 from scheduler.record import WriteAhead
 from scheduler.registry import WorkerRegistry
 from scheduler.retries import Retries, RetryBudget, largest_kv_tokens
-from scheduler.router import Router
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
 from scheduler.spans import Spans
@@ -54,11 +54,7 @@ _UNHEARD_AFTER_S = 5.0
 """How long an ended request waits for its outcome before its inbox entry is looked up."""
 
 
-class _OutcomeName(msgspec.Struct, frozen=True):
-    rid: str
-
-
-_outcome_name = msgspec.msgpack.Decoder(_OutcomeName).decode
+_decode_outcome = msgspec.msgpack.Decoder(RequestOutcome).decode
 
 
 class PoolScheduler:
@@ -75,9 +71,11 @@ class PoolScheduler:
         profile: PoolProfile | None = None,
         limits: Limits | None = None,
         timing: Timing | None = None,
+        helm: HelmSettings | None = None,
     ) -> None:
         self._redis = redis
         self._settings = settings
+        self._helm = helm
         self._profile = profile or PoolProfile()
         self._timing = timing or Timing()
         self._limits = limits or Limits()
@@ -139,10 +137,12 @@ class PoolScheduler:
             lease=self.lease,
             registry=self.registry,
             instruments=self._instruments,
-            router=self.memory.router,
+            profile=self._profile,
+            memory=self.memory,
             spans=self._spans,
             limits=self._limits,
             timing=self._timing,
+            helm=self._helm or self._settings.helm,
         )
         try:
             await term.run()
@@ -163,10 +163,12 @@ class Term:
         lease: LeaderLease,
         registry: WorkerRegistry,
         instruments: Instruments,
-        router: Router,
+        profile: PoolProfile,
+        memory: PoolMemory,
         spans: Spans,
         limits: Limits,
         timing: Timing,
+        helm: HelmSettings,
     ) -> None:
         self._redis = redis
         self._pool = pool
@@ -183,12 +185,25 @@ class Term:
         self.inbox = Inbox(redis, self._reader, pool, scheduler_id)
         self.num_pending = 0
         self.waiting = WaitingQueue()
+        self.helm = Helm(
+            redis,
+            pool,
+            profile=profile,
+            memory=memory,
+            registry=registry,
+            book=self.book,
+            waiting=self.waiting,
+            outbox=self.outbox,
+            instruments=instruments,
+            settings=helm,
+        )
         self.verdicts = Verdicts(
             pool,
             book=self.book,
             waiting=self.waiting,
             registry=registry,
             outbox=self.outbox,
+            helm=self.helm,
             limits=limits,
             instruments=instruments,
         )
@@ -208,7 +223,8 @@ class Term:
             lease=lease,
             write_ahead=WriteAhead(self._connection, pool, lease),
             outbox=self.outbox,
-            router=router,
+            router=memory.router,
+            helm=self.helm,
             limits=limits,
             instruments=instruments,
             spans=spans,
@@ -261,6 +277,7 @@ class Term:
             tasks.create_task(self._read_outcomes())
             tasks.create_task(self._tick())
             tasks.create_task(self._sweep())
+            tasks.create_task(self.helm.run())
 
     def close(self) -> None:
         """Close the term's connections, so that no blocked read takes another entry."""
@@ -320,7 +337,8 @@ class Term:
                 for entry_id, fields in rows:
                     self._outcomes_from = entry_id
                     try:
-                        self.verdicts.forget(_outcome_name(fields[FIELD.encode()]).rid)
+                        outcome = _decode_outcome(fields[FIELD.encode()])
+                        self.verdicts.forget(outcome.rid, outcome)
                     except (KeyError, msgspec.MsgspecError):
                         log.warning("bad_outcome", pool=self._pool, entry_id=entry_id.decode())
 

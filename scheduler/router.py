@@ -126,6 +126,9 @@ class Router:
         """
         computes = placement.prefill or placement.decode
         request.hoped_cached_tokens = placement.cached_tokens
+        request.placed_ms = self.now_ms
+        request.predicted_ttft_ms = placement.predicted_ttft_ms
+        request.predicted_step_ms = placement.predicted_step_ms
         if request.blocks:
             self.prefixes.expected(computes.worker_id, computes.epoch, request.blocks)
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from contracts.environment import RedisUrl
+from scheduler.helm import HelmSettings
+from scheduler.policy.ratio import Mode
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -21,12 +23,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Silence of a worker's Control stream after which it gets no new requests."""
     dead_after_s: Positive = 1.0
     """Silence, or time without a stream, after which a worker's requests count as lost."""
+    ratio_mode: Literal["auto", "shadow", "manual"] = "auto"
+    """Who decides how many workers prefill and decode, unless an operator set it per pool: the controller;
+    nobody, and the controller only says what it would do; or the roles that workers started with."""
+    decision_log: Path | None = None
+    """Folder of the decision log, one file per pool; none = no log."""
+    decision_log_max_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 64 * 1024 * 1024
+    decision_log_keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
+    """Full files kept per pool."""
     metrics_listen: str = ""
     """host:port of the metrics endpoint; empty = none."""
     otlp_endpoint: str = ""
     """OTLP/gRPC collector, http://host:4317; empty = no traces."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = True
+
+    @property
+    def helm(self) -> HelmSettings:
+        """What the settings say about steering."""
+        return HelmSettings(
+            mode=Mode(self.ratio_mode),
+            decision_log=self.decision_log,
+            decision_log_max_bytes=self.decision_log_max_bytes,
+            decision_log_keep=self.decision_log_keep,
+        )
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

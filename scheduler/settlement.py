@@ -112,7 +112,7 @@ class DeadGateways:
             self._outbox.report_outcome(outcome_of(event))
         self._outbox.acknowledge(request.entry_id)
         self._outbox.delete_record(request.rid)
-        self._verdicts.forget(request.rid)
+        self._verdicts.forget(request.rid, outcome_of(event))
 
 
 def usage_event(request: Request, pool: str) -> UsageEvent:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from contracts.errors import BadRequest, ContextTooLong, DeadlineExceeded, Interrupted, NoCapacity
-from contracts.lifecycle import RequestState
+from contracts.errors import BadRequest, ContextTooLong, DeadlineExceeded, Interrupted, NoCapacity, RateLimited
+from contracts.lifecycle import RequestState, Role
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import AttemptLost, Refused
+from contracts.wire import AttemptLost, Refused, RequestOutcome
 from observability.metrics import Instruments
 from scheduler.book import Book, PartState, Request
+from scheduler.helm import Helm
 from scheduler.outbox import Outbox
-from scheduler.policy.admission import Refusal
+from scheduler.policy.admission import QueueView, Refusal, retry_after_s
 from scheduler.policy.cluster import Limits
 from scheduler.registry import WorkerRegistry
 from scheduler.submits import abort
@@ -30,13 +31,22 @@ _REFUSAL_CODE = {
     Refusal.NO_WORKER: NoCapacity.code,
     Refusal.DEADLINE: DeadlineExceeded.code,
     Refusal.TOO_LONG: ContextTooLong.code,
+    Refusal.TENANT_SHARE: RateLimited.code,
+    Refusal.OVERLOADED: NoCapacity.code,
+    Refusal.SHED: NoCapacity.code,
+    Refusal.UNAVAILABLE: NoCapacity.code,
 }
 _REFUSAL_TEXT = {
     Refusal.QUEUE_FULL: "Too many requests are waiting for this model. Try again shortly.",
     Refusal.NO_WORKER: "No worker serves this model at the moment. Try again shortly.",
     Refusal.DEADLINE: "The request's deadline passed before a worker was free.",
     Refusal.TOO_LONG: "The prompt and the tokens asked for fit no worker of this model.",
+    Refusal.TENANT_SHARE: "Too many of your requests are waiting for this model. Send fewer at once.",
+    Refusal.OVERLOADED: "What waits for this model already takes longer than the request's deadline. Try again later.",
+    Refusal.SHED: "This model is short of capacity, and requests of this service tier give way. Try again later.",
+    Refusal.UNAVAILABLE: "This model is overloaded. Try again later.",
 }
+_WAIT_HELPS_NOT = (Refusal.DEADLINE, Refusal.TOO_LONG)
 
 
 class Verdicts:
@@ -50,6 +60,7 @@ class Verdicts:
         waiting: WaitingQueue,
         registry: WorkerRegistry,
         outbox: Outbox,
+        helm: Helm,
         limits: Limits,
         instruments: Instruments,
         now_s: Callable[[], float] = time.monotonic,
@@ -59,6 +70,7 @@ class Verdicts:
         self._waiting = waiting
         self._registry = registry
         self._outbox = outbox
+        self._helm = helm
         self._limits = limits
         self._instruments = instruments
         self._now_s = now_s
@@ -141,16 +153,42 @@ class Verdicts:
 
     def refuse_for(self, request: Request, why: Refusal) -> None:
         """Refuse by policy."""
-        wait_helps = why in (Refusal.QUEUE_FULL, Refusal.NO_WORKER)
-        retry_after_s = self._limits.retry_after_s if wait_helps else None
-        self.refuse(request, _REFUSAL_CODE[why], _REFUSAL_TEXT[why], why, retry_after_s=retry_after_s)
+        after_s = None if why in _WAIT_HELPS_NOT else retry_after_s(self.queue_for(request), self._limits)
+        self.refuse(
+            request,
+            _REFUSAL_CODE[why],
+            _REFUSAL_TEXT[why],
+            why,
+            retry_after_s=after_s,
+            for_capacity=why.for_capacity,
+        )
+
+    def queue_for(self, request: Request) -> QueueView:
+        """Return the queue as a newcomer finds it."""
+        tenant = request.submit.owner.org
+        own = self._waiting.num_of(tenant)
+        workers = self._registry.workers()
+        return QueueView(
+            num_waiting=len(self._waiting),
+            num_of_tenant=own,
+            num_tenants=self._waiting.num_tenants + (own == 0),
+            work_ms=self._waiting.work_ms,
+            num_computing=sum(1 for worker in workers if worker.ready and worker.role is not Role.DECODE),
+        )
 
     def refuse_bad(self, request: Request, message: str) -> None:
         """Refuse what no worker will ever take."""
         self.refuse(request, BadRequest.code, message, "bad_request")
 
     def refuse(
-        self, request: Request, code: str, message: str, reason: str, *, retry_after_s: float | None = None
+        self,
+        request: Request,
+        code: str,
+        message: str,
+        reason: str,
+        *,
+        retry_after_s: float | None = None,
+        for_capacity: bool = False,
     ) -> None:
         """End a request as FAILED; its gateway answers the client and settles."""
         if request.terminal:
@@ -163,6 +201,7 @@ class Verdicts:
             request.submit.gateway_id,
             Refused(rid=request.rid, code=code, message=message, retry_after_s=retry_after_s),
         )
+        self._helm.refused(request, reason, retry_after_s=retry_after_s, for_capacity=for_capacity)
         self._instruments.refusals.add(1, {"pool": self._pool, "reason": reason})
         log.info("refused", pool=self._pool, rid=request.rid, attempt=request.attempt, code=code, reason=reason)
 
@@ -174,11 +213,12 @@ class Verdicts:
         for worker in running.values():
             self._registry.send(worker, abort(request, reason))
 
-    def forget(self, rid: str) -> None:
+    def forget(self, rid: str, outcome: RequestOutcome | None = None) -> None:
         """Drop a settled request; its workers may drop their counts."""
         request = self._book.remove(rid)
         if request is None:
             return
+        self._helm.ended(request, outcome)
         self._waiting.remove(request)
         self.stop_parts(request, "settled")
         if request.attempt > 1 or request.state is RequestState.QUEUED:

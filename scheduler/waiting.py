@@ -122,7 +122,8 @@ class WaitingQueue:
 
     def correct(self, request: Request, actual_cost: float) -> None:
         """Replace the forecast cost that a request's tenant was charged by the real one."""
-        self._fair.correct(request.ticket, actual_cost)
+        assert request.sized is not None
+        self._fair.correct(request.sized.ticket, actual_cost)
 
     def _leave(self, request: Request, now_ms: float | None) -> None:
         del self._requests[request]

@@ -83,6 +83,13 @@ class Worker:
         return self.standing is Standing.UP and self.leased and not self.rejecting and self.state is WorkerState.READY
 
     @property
+    def condition(self) -> WorkerState:
+        """Its own state, or what its silence makes of it."""
+        if not self.leased:
+            return WorkerState.STOPPED
+        return self.state if self.standing is Standing.UP else WorkerState.UNHEALTHY
+
+    @property
     def num_requests(self) -> int:
         """Running and waiting engine requests."""
         return len(self.charges) + self._foreign_requests

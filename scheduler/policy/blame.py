@@ -48,6 +48,11 @@ class Stamps(msgspec.Struct, frozen=True, kw_only=True):
     target: SloTarget
     ttft_ms: float
     tpot_ms: float
+    itl_p99_ms: float | None = None
+    """None = not measured: counts as met."""
+    decode_ms: float = 0.0
+    """First to last token."""
+    decode_tokens: int = 0
     gateway_ms: float = 0.0
     prefill_wait_ms: float = 0.0
     """Waiting because prefill workers had other work: in the scheduler and on the worker."""
@@ -77,19 +82,43 @@ def blame(seen: Stamps) -> Stage:
     if ttft_ms is not None and seen.ttft_ms > ttft_ms:
         if seen.expected_prefill_ms + seen.expected_transfer_ms + seen.idle_step_ms > ttft_ms:
             return Stage.STRUCTURAL
-        excess = {
-            Stage.GATEWAY: seen.gateway_ms,
-            Stage.PREFILL_QUEUE: seen.prefill_wait_ms,
-            Stage.DECODE_MEMORY: seen.decode_wait_ms,
-            Stage.PREFILL_COMPUTE: seen.prefill_ms - seen.expected_prefill_ms,
-            Stage.TRANSFER: seen.transfer_ms - seen.expected_transfer_ms,
-        }
-        return max(excess, key=lambda stage: excess[stage])
+        return _largest(_excess(seen))
+    gap_ms = seen.target.itl_p99_ms
     if tpot_ms is not None and seen.tpot_ms > tpot_ms:
-        if seen.idle_step_ms > tpot_ms:
-            return Stage.STRUCTURAL
-        return Stage.INTERFERENCE if seen.mixed_share > _MIXED_SHARE else Stage.DECODE_LOAD
-    return Stage.NONE
+        return Stage.STRUCTURAL if seen.idle_step_ms > tpot_ms else _slow_stream(seen)
+    if gap_ms is not None and seen.itl_p99_ms is not None and seen.itl_p99_ms > gap_ms:
+        return Stage.STRUCTURAL if seen.idle_step_ms > gap_ms else _slow_stream(seen)
+    return _whole(seen)
+
+
+def _whole(seen: Stamps) -> Stage:
+    """Return the stage to blame when the answer as a whole came late: the largest excess, decode's included."""
+    e2e_ms = seen.target.e2e_ms
+    if e2e_ms is None or seen.ttft_ms + seen.decode_ms <= e2e_ms:
+        return Stage.NONE
+    steps_ms = seen.idle_step_ms * max(0, seen.decode_tokens - 1)
+    if seen.expected_prefill_ms + seen.expected_transfer_ms + seen.idle_step_ms + steps_ms > e2e_ms:
+        return Stage.STRUCTURAL
+    return _largest({**_excess(seen), _slow_stream(seen): seen.decode_ms - steps_ms})
+
+
+def _slow_stream(seen: Stamps) -> Stage:
+    return Stage.INTERFERENCE if seen.mixed_share > _MIXED_SHARE else Stage.DECODE_LOAD
+
+
+def _excess(seen: Stamps) -> dict[Stage, float]:
+    """Return what each stage before the first token took beyond its part, ms."""
+    return {
+        Stage.GATEWAY: seen.gateway_ms,
+        Stage.PREFILL_QUEUE: seen.prefill_wait_ms,
+        Stage.DECODE_MEMORY: seen.decode_wait_ms,
+        Stage.PREFILL_COMPUTE: seen.prefill_ms - seen.expected_prefill_ms,
+        Stage.TRANSFER: seen.transfer_ms - seen.expected_transfer_ms,
+    }
+
+
+def _largest(excess: Mapping[Stage, float]) -> Stage:
+    return max(excess, key=lambda stage: excess[stage])
 
 
 class Blamed(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,11 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def only_unified(self) -> "ClusterView":
+        """The same without its pairs."""
+        return ClusterView(unified=self.unified)
+
+    @property
     def workers(self) -> tuple[WorkerView, ...]:
         """All workers."""
         return self.prefill + self.decode + self.unified
@@ -88,7 +93,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     no_worker_grace_s: float = 5.0
     """How long a request waits for a worker to appear when there is none at all."""
     retry_after_s: float = 2.0
-    """Hint in refusals for lack of capacity."""
+    """Hint in refusals for lack of capacity; more when what waits takes longer."""
+    longest_retry_after_s: float = 60.0
 
     def promised_tokens(self, prompt_tokens: int, max_tokens: int, num_samples: int) -> int:
         """Return the KV tokens a decode or unified worker must have free for a request."""

@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     UNIFIED_POOL = "unified_pool"  # the pool has no pair
     PAIR_DOWN = "pair_down"  # fallback: no ready pair
     PAIR_FULL = "pair_full"  # fallback: a ready pair has no room
+    DEGRADED = "degraded"  # fallback: the degrade ladder sent it to a unified worker
     NO_WORKER = "no_worker"  # nothing is ready
     ALL_FULL = "all_full"
     ALL_EXCLUDED = "all_excluded"  # an attempt failed on each worker that could take it

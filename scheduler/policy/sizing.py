@@ -44,6 +44,7 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that nine in ten such answers do not exceed."""
     promised_output: int
     """Tokens for which KV memory is kept free."""
+    uncached_tokens: int
     work_ms: float
     """Computing its uncached prompt, alone on a worker."""
     feasible: bool
@@ -72,6 +73,7 @@ def size_up(asked: Asked, lengths: LengthModel, latency: LatencyModel, weights: 
         expected_output=expected,
         generous_output=min(output.quantile(GENEROUS_QUANTILE), asked.max_tokens),
         promised_output=output.quantile(PROMISED_QUANTILE),
+        uncached_tokens=prompt - cached,
         work_ms=work_ms,
         feasible=feasible,
         ticket=Ticket(

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.lifecycle import HandOff, Path, Role
-from scheduler.policy.admission import Refusal, WaitingView, order, refuse_on_arrival, refuse_waiting
+from scheduler.policy.admission import (
+    QueueView,
+    Refusal,
+    WaitingView,
+    order,
+    refuse_on_arrival,
+    refuse_waiting,
+    retry_after_s,
+)
 from scheduler.policy.cluster import ClusterView, Compatibility, Limits, RequestView, WorkerView
 from scheduler.policy.placement import NoPlacement, Placement, Reason, place
 
@@ -224,5 +232,25 @@ def test_who_waits_no_longer(fields, now, refusal):
 
 
 def test_the_queue_is_bounded():
-    assert refuse_on_arrival(LIMITS.max_queued_requests - 1, LIMITS) is None
-    assert refuse_on_arrival(LIMITS.max_queued_requests, LIMITS) is Refusal.QUEUE_FULL
+    most = LIMITS.max_queued_requests
+    alone = QueueView(num_waiting=most - 1, num_of_tenant=most - 1, num_tenants=1)
+    assert refuse_on_arrival(alone, LIMITS) is None
+    assert refuse_on_arrival(replace(alone, num_waiting=most, num_of_tenant=most), LIMITS) is Refusal.QUEUE_FULL
+
+
+def test_a_full_queue_sends_away_who_fills_it_first():
+    most = LIMITS.max_queued_requests
+    full = QueueView(num_waiting=most, num_of_tenant=most - 10, num_tenants=2)
+    assert refuse_on_arrival(full, LIMITS) is Refusal.TENANT_SHARE
+    assert refuse_on_arrival(replace(full, num_of_tenant=10), LIMITS) is None
+    over = replace(full, num_waiting=most + most // 4, num_of_tenant=10)
+    assert refuse_on_arrival(over, LIMITS) is Refusal.QUEUE_FULL
+
+
+def test_what_waits_longer_than_the_deadline_refuses_at_once_and_says_when_to_come_back():
+    queue = QueueView(num_waiting=40, num_of_tenant=1, num_tenants=5, work_ms=80_000, num_computing=4)
+    assert refuse_on_arrival(queue, LIMITS, left_s=10) is Refusal.OVERLOADED
+    assert refuse_on_arrival(queue, LIMITS, left_s=30) is None
+    assert retry_after_s(queue, LIMITS) == 20
+    assert retry_after_s(replace(queue, work_ms=0), LIMITS) == LIMITS.retry_after_s
+    assert retry_after_s(replace(queue, work_ms=1e9), LIMITS) == LIMITS.longest_retry_after_s

@@ -4,8 +4,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from rig import Rig, eventually
 
 from contracts.environment import SettingsError, from_env
@@ -140,11 +138,12 @@ async def test_the_gauges_show_the_pool(rig: Rig):
     request = await gateway.submit()
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     await eventually(lambda: pool.term.num_pending == 1)
-    reader = InMemoryMetricReader()
-    Gauges([pool]).register(Instruments(MeterProvider(metric_readers=[reader]).get_meter("test")))
+    instruments = Instruments()
+    Gauges([pool]).register(instruments)
     seen = {
-        metric.name: {tuple(sorted(p.attributes.items())): p.value for p in metric.data.data_points}
-        for metric in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+        family.name: {tuple(sorted(s.labels.items())): s.value for s in family.samples}
+        for family in instruments.registry.collect()
+        if family.type == "gauge"
     }
     here = (("pool", "tiny"),)
     assert seen["pdgate_leader"] == {here: 1.0}

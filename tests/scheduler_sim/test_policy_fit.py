@@ -40,9 +40,10 @@ def test_measurements_move_a_stated_prior_to_the_truth_within_its_bounds():
 
 
 def test_a_stated_prior_is_left_by_half_at_most():
-    far = msgspec.structs.replace(TRUTH, decode=DecodeCost(fixed_ms=60.0))
-    model = feed(LatencyFit(DEFAULT_LATENCY, stated=True), far).model
-    assert model.decode.fixed_ms == pytest.approx(1.5 * DEFAULT_LATENCY.decode.fixed_ms)
+    far = msgspec.structs.replace(TRUTH, prefill=PrefillCost(fixed_ms=900.0, per_token_ms=2.0, per_token_pair_ms=1e-4))
+    prior, model = DEFAULT_LATENCY.prefill, feed(LatencyFit(DEFAULT_LATENCY, stated=True), far).model.prefill
+    assert model.per_token_ms == pytest.approx(1.5 * prior.per_token_ms)
+    assert model.per_token_pair_ms == pytest.approx(1.5 * prior.per_token_pair_ms)
 
 
 def test_an_assumed_prior_is_left_as_far_as_measured():

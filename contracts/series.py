@@ -1,0 +1,96 @@
+"""The course of a pool for people without Prometheus: a point each 5 s, kept for a day, in a Redis stream.
+
+The scheduler's leader writes, the portal and `pdgate top` read. A pool without a leader has a gap.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from contracts import keys
+
+PERIOD_S = 5.0
+NUM_POINTS = 17_280
+_FIELD = "d"
+
+
+class Flip(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that changed its role, or was told to."""
+
+    worker_id: str
+    from_role: str
+    to_role: str
+    why: str
+    done: bool
+    """False = begun, cancelled, or only thought of under `shadow`."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool over one period."""
+
+    at_unix_ms: int
+    prefill: int
+    """Ready workers by role."""
+    decode: int
+    unified: int
+    target: str
+    """Where the controller wants to go, as `4P3D1U`."""
+    why: str
+    """Of the controller's last tick."""
+    mode: str
+    rung: str
+    """Of the degrade ladder."""
+    met: int
+    missed: int
+    structural: int
+    refused: int
+    by_stage: Mapping[str, int]
+    """Misses by the stage they are blamed on."""
+    num_waiting: int
+    oldest_wait_s: float
+    queued_prefill_tokens: int
+    decode_use: float
+    """KV tokens in use over capacity, 0 to 1."""
+    num_running: int
+    rate_rps: float | None = None
+    goodput_rps: float | None = None
+    """Predicted."""
+    flips: tuple[Flip, ...] = ()
+
+    @property
+    def attainment(self) -> float | None:
+        """Share (0 to 1) of requests that met their targets; None without any."""
+        total = self.met + self.missed
+        return self.met / total if total else None
+
+    @property
+    def attainment_with_refused(self) -> float | None:
+        """The same with refused requests counted as missed."""
+        total = self.met + self.missed + self.refused
+        return self.met / total if total else None
+
+
+_decode = msgspec.msgpack.Decoder(Point).decode
+
+
+def add_command(pool: str, point: Point) -> tuple[Any, ...]:
+    """Return the Redis command that appends a point and drops what is older than a day."""
+    return ("XADD", keys.series(pool), "MAXLEN", "~", NUM_POINTS, "*", _FIELD, msgspec.msgpack.encode(point))
+
+
+async def read_series(redis: Redis, pool: str, *, since_unix_ms: int = 0, count: int = NUM_POINTS) -> Sequence[Point]:
+    """Return the latest `count` points since a time, the oldest first. Points of another version are left out.
+
+    Raises:
+        redis.exceptions.RedisError: Redis is away.
+    """
+    rows: Any = await redis.xrevrange(keys.series(pool), "+", str(since_unix_ms), count=count)
+    points = []
+    for _, fields in reversed(rows):
+        try:
+            points.append(_decode(fields[_FIELD.encode()]))
+        except (KeyError, msgspec.MsgspecError):
+            continue
+    return points

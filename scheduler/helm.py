@@ -1,0 +1,193 @@
+"""Who watches a pool while it is led, and what follows from it: window, decision log, ladder, ratio, series.
+
+The dispatcher and the verdicts tell what happens to each request; a loop of its own looks each second:
+
+1. The degrade ladder climbs or comes down.
+2. Each period of the controller: read who decides, decide, tell.
+3. Each 5 s a point of the series goes to Redis.
+4. The decision log's lines go to its file.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.prefix import BLOCK_TOKENS
+from contracts.series import PERIOD_S, add_command
+from contracts.steering import Steering, decode_steering
+from contracts.usage import Outcome
+from contracts.wire import RequestOutcome
+from observability.metrics import Instruments
+from scheduler.book import Book, Request
+from scheduler.controller import Actuator, NoActuator, RatioController
+from scheduler.course import Course
+from scheduler.decision_log import DecisionLog
+from scheduler.degrade import Ladder
+from scheduler.memory import PoolMemory
+from scheduler.outbox import Outbox
+from scheduler.policy.decisions import Head
+from scheduler.policy.ratio import Mode
+from scheduler.policy.sight import RatioLimits
+from scheduler.profile import PoolProfile
+from scheduler.registry import WorkerRegistry
+from scheduler.waiting import WaitingQueue
+from scheduler.window import SloWindow
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0
+_REDIS_TIMEOUT_S = 2.0
+
+
+class HelmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What operators choose about it."""
+
+    mode: Mode = Mode.AUTO
+    decision_log: Path | None = None
+    """Folder; None = no log."""
+    decision_log_max_bytes: int = 64 * 1024 * 1024
+    decision_log_keep: int = 8
+    ratio: RatioLimits | None = None
+    """None = those that suit the pool's hand-off."""
+
+
+class Helm:
+    """Steers one pool during one term."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        profile: PoolProfile,
+        memory: PoolMemory,
+        registry: WorkerRegistry,
+        book: Book,
+        waiting: WaitingQueue,
+        outbox: Outbox,
+        instruments: Instruments,
+        settings: HelmSettings,
+        actuator: Actuator | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._redis = redis
+        self._pool = pool
+        self._profile = profile
+        self._memory = memory
+        self._registry = registry
+        self._waiting = waiting
+        self._outbox = outbox
+        self._now_s = now_s
+        self._steering: Steering | None = None
+        self._mode = settings.mode
+        self.window = SloWindow(pool, latency=memory.costs.latency, instruments=instruments)
+        self.decisions = DecisionLog(
+            settings.decision_log, pool, max_bytes=settings.decision_log_max_bytes, keep=settings.decision_log_keep
+        )
+        self.ladder = Ladder(
+            pool,
+            profile=profile,
+            registry=registry,
+            waiting=waiting,
+            latency=memory.costs.latency,
+            decisions=self.decisions,
+        )
+        self.controller = RatioController(
+            pool,
+            profile=profile,
+            router=memory.router,
+            registry=registry,
+            book=book,
+            waiting=waiting,
+            window=self.window,
+            actuator=actuator or NoActuator(),
+            decisions=self.decisions,
+            instruments=instruments,
+            mode=settings.mode,
+            limits=settings.ratio,
+        )
+        self._course = Course(
+            registry=registry, waiting=waiting, window=self.window, controller=self.controller, ladder=self.ladder
+        )
+
+    # -- what happens to requests --------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> None:
+        """Take a request that arrives for the first time."""
+        self.controller.arrived(request)
+        self.decisions.arrived(request)
+
+    def refused(self, request: Request, reason: str, *, retry_after_s: float | None, for_capacity: bool) -> None:
+        """Take a request that is sent away."""
+        self.decisions.refused(request, reason, retry_after_s)
+        if for_capacity:
+            self.window.refused(request)
+
+    def ended(self, request: Request, outcome: RequestOutcome | None) -> None:
+        """Take a settled request; `outcome` is None when its news got lost."""
+        ran = request.charged
+        if outcome is not None:
+            if outcome.outcome != Outcome.REFUSED and ran:
+                stage = self.window.ended(request, outcome)
+                self.decisions.ended(request, outcome, stage)
+            if outcome.outcome == Outcome.FINISHED:
+                self._memory.router.learn(request, outcome.completion_tokens // request.submit.num_samples)
+            if ran:
+                cost = self._memory.router.actual_cost(
+                    request,
+                    cached_tokens=outcome.cached_tokens * request.submit.num_samples,
+                    output_tokens=outcome.completion_tokens,
+                )
+                self._waiting.correct(request, cost)
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Steer until cancelled."""
+        self.decisions.begin(self._head, list(self._registry.workers()))
+        next_tick_s = self._now_s() + self.controller.limits.period_s
+        next_point_s = self._now_s() + PERIOD_S
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                now_s = self._now_s()
+                self.ladder.tick()
+                if now_s >= next_tick_s:
+                    next_tick_s = max(next_tick_s + self.controller.limits.period_s, now_s)
+                    await self._read_steering()
+                    self.controller.tick(self._steering)
+                if now_s >= next_point_s:
+                    next_point_s = max(next_point_s + PERIOD_S, now_s)
+                    self._outbox.write(add_command(self._pool, self._course.point()))
+                self.decisions.workers(list(self._registry.workers()))
+                self.decisions.flush()
+        finally:
+            self.decisions.end()
+
+    async def _read_steering(self) -> None:
+        """Read who decides; while Redis is away, what was read last holds."""
+        try:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                raw: Any = await self._redis.get(keys.steering(self._pool))
+            self._steering = decode_steering(raw) if raw else None
+        except (RedisError, TimeoutError, msgspec.MsgspecError) as error:
+            log.warning("steering_not_read", pool=self._pool, error=str(error))
+
+    def _head(self, at_unix_ms: int) -> Head:
+        return Head(
+            at_unix_ms=at_unix_ms,
+            model=self._profile.model or self._pool,
+            hand_off=self._profile.hand_off,
+            mode=self._mode,
+            latency=self._memory.costs.latency(),
+            targets=self._profile.tiers,
+            block_tokens=BLOCK_TOKENS,
+        )
