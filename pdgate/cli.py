@@ -15,6 +15,7 @@ from pdgate.commands import Commands
 from pdgate.connection import data_folder
 from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine
+from pdgate.init import init
 from pdgate.layout import catalog_file, layout_of
 from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model
@@ -43,6 +44,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(prices, name="prices")
 app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
+app.command("init")(init)
 app.command("doctor")(doctor)
 app.command("simulate")(simulate)
 app.command("plan")(plan)

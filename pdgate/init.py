@@ -1,0 +1,48 @@
+"""`pdgate init`: what a deployment needs once, before its services start. Safe to run again."""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+
+from contracts.catalog import read_catalog
+from migrations.upgrade import upgrade
+from pdgate.connection import data_folder, database_url, redis_url
+from pdgate.envfile import read_env, write_env
+from pdgate.layout import catalog_file, layout_of
+from pdgate.output import AsJson, show
+from pdgate.tenancy import prepare_tenants
+
+
+class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, and the variable that holds it."""
+
+    variable: str
+    value: str
+
+
+def init(
+    demo: Annotated[bool, typer.Option(help="Make a demo organisation and key too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Migrate the database at DATABASE_URL, read in the catalogue's prices and make the first operator key.
+
+    Keys are kept in the data folder (PDGATE_DATA), so that running it again makes no new ones.
+    """
+    upgrade(database_url())
+    env_file = layout_of(data_folder()).env_file
+    known = read_env(env_file)
+    keys = asyncio.run(
+        prepare_tenants(
+            database_url=database_url(),
+            redis_url=redis_url(),
+            catalog=read_catalog(catalog_file()),
+            known=known,
+            demo=demo,
+        )
+    )
+    made = {"PDGATE_ADMIN_KEY": keys.admin, **({"PDGATE_API_KEY": keys.demo} if keys.demo else {})}
+    env_file.parent.mkdir(parents=True, exist_ok=True)
+    write_env(env_file, {**known, **made})
+    show([FirstKey(variable=name, value=value) for name, value in made.items()], as_json=as_json)
