@@ -43,13 +43,14 @@ ROLE_PHASES = {
     Role.DECODE: frozenset({Phase.DECODE}),
     Role.UNIFIED: frozenset({Phase.UNIFIED}),
 }
+ANY_PHASE = frozenset(Phase)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Which worker this is, in which of its lives."""
 
     worker_id: str
-    epoch: int  # Unix ms of the process start
+    epoch: int  # Unix ms of the process start or of the last role change; only ever grows
     pool: str
 
 
@@ -125,6 +126,7 @@ class Assignments:
     ) -> None:
         self.identity = identity
         self.role = role
+        self.role_is_label = False  # any phase runs here, whatever the role
         self.events = Events()
         self.finals = Finals(now_s)
         self.engine_stuck = False
@@ -163,8 +165,7 @@ class Assignments:
             return None
         if (final := self.finals.find(key)) is not None:
             return final
-        if job.phase not in ROLE_PHASES[self.role]:
-            raise Refusal("wrong_role", f"a {self.role} worker does not run the {job.phase} phase")
+        self.check_phase(job)
         outbox = self.outbox(job.gateway_id)
         assignment = Assignment(job, outbox, next(self._handles), self)
         self._running[key] = assignment
@@ -179,6 +180,13 @@ class Assignments:
             raise
         outbox.open(assignment.handle, key)
         return None
+
+    def check_phase(self, job: Job) -> None:
+        """Raise Refusal when a job does not fit the worker's role, or is half of a hand-off without the other."""
+        if job.phase not in (ANY_PHASE if self.role_is_label else ROLE_PHASES[self.role]):
+            raise Refusal("wrong_role", f"a {self.role} worker does not run the {job.phase} phase")
+        if job.peerless:
+            raise Refusal("bad_request", f"a {job.phase} phase needs a hand-off")
 
     def abort(self, attempt: Attempt, *, all_samples: bool, reason: str) -> None:
         """End one sample or all samples of an attempt; one that is not here yet will not start."""
@@ -243,6 +251,21 @@ class Assignments:
     def drained(self) -> bool:
         """Whether nothing runs and every attached gateway has been sent everything."""
         return not self._running and all(o.drained for o in self._outboxes.values() if not o.unread_s)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing runs and every gateway has confirmed all it was sent: a new epoch loses nothing."""
+        return not self._running and all(o.confirmed for o in self._outboxes.values())
+
+    def begin_epoch(self, epoch: int, role: Role) -> None:
+        """Go on as another life of the worker; nothing runs. Gateways attach again, and their rings start afresh."""
+        assert not self._running, "a role changes only when nothing runs"
+        self.identity = msgspec.structs.replace(self.identity, epoch=epoch)
+        self.role = role
+        for outbox in self._outboxes.values():
+            outbox.dismiss()
+        self._outboxes.clear()
+        self._next_seqs.clear()
 
     # -- ends ------------------------------------------------------------------------------------------
 

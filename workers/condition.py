@@ -47,10 +47,33 @@ class Condition:
             self.on_change()
 
     def started(self, facts: EngineFacts) -> None:
-        """Note that the engine runs."""
+        """Note that the engine runs. Raises ValueError when it has another role than the worker."""
+        if facts.role is not self.role and not facts.role_is_label:
+            raise ValueError(f"the engine runs as {facts.role}, the worker was started as {self.role}")
+        self._take(facts)
+        self.move(WorkerState.READY)
+
+    def label(self, role: Role) -> None:
+        """Take another role where that is only a label."""
+        self.role = role
+        self.on_change()
+
+    def switched(self, facts: EngineFacts, identity: Identity) -> None:
+        """Note that the engine has another role, in another life of the worker."""
+        self.role = facts.role
+        self.identity = identity
+        self._progress_at_s = self._now_s()
+        self._take(facts)
+        self.move(WorkerState.READY)
+
+    def _take(self, facts: EngineFacts) -> None:
         self.facts = facts
         self._grace_s = max(self._min_grace_s, 2 * facts.slowest_step_ms / 1000)
-        self.move(WorkerState.READY)
+
+    @property
+    def hung(self) -> bool:
+        """Whether nothing has moved for two grace periods: waiting helps no more, the process should start again."""
+        return self._now_s() - self._progress_at_s > 2 * self._grace_s or self._assignments.engine_stuck
 
     @property
     def progressing(self) -> bool:
@@ -67,7 +90,7 @@ class Condition:
             self._progress = progress
             self._progress_at_s = now_s
         progressing = self.progressing
-        if self.state is WorkerState.READY and not progressing:
+        if self.state in (WorkerState.READY, WorkerState.DRAINING) and not progressing:
             self.move(WorkerState.UNHEALTHY)
         elif self.state is WorkerState.UNHEALTHY and progressing:
             self.move(WorkerState.READY)
@@ -87,5 +110,9 @@ class Condition:
             num_transfers=load.num_transfers,
             transfer_p50_ms=load.transfer_p50_ms,
             num_waiting_decode_memory=load.num_waiting_decode_memory,
+            num_prefill_waiting=load.num_prefill_waiting,
+            num_prefill_bootstrap=load.num_prefill_bootstrap,
+            num_prefill_inflight=load.num_prefill_inflight,
+            num_decode_transfer=load.num_decode_transfer,
             sent_unix_ms=int(time.time() * 1000),
         )

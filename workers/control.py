@@ -1,6 +1,6 @@
 """The Control streams: what schedulers command and what they are told.
 
-Fences: every Submit, SetRole and Drain carries its leader's epoch. A lower one than the highest ever
+Fences: every Submit, Probe, SetRole and Drain carries its leader's epoch. A lower one than the highest ever
 seen is refused; a higher one raises the mark. Aborts and Settled count only on a stream whose Hello
 is not below the mark. Epoch 0 is a standby: it gets the inventory and the status, nothing else.
 """
@@ -30,6 +30,8 @@ from contracts.wire import (
 from workers.assignments import Assignments
 from workers.condition import Condition
 from workers.engine import Job, Refusal
+from workers.roles import RoleSwitch
+from workers.trials import Probes
 
 log = structlog.get_logger()
 
@@ -128,9 +130,11 @@ class _Stream:
 class Control:
     """All Control streams of one worker."""
 
-    def __init__(self, condition: Condition, assignments: Assignments) -> None:
+    def __init__(self, condition: Condition, assignments: Assignments, roles: RoleSwitch, probes: Probes) -> None:
         self._condition = condition
         self._assignments = assignments
+        self._roles = roles
+        self._probes = probes
         self._streams: set[_Stream] = set()
 
     # -- to the schedulers ---------------------------------------------------------------------------
@@ -181,6 +185,8 @@ class Control:
             self._greet(command.hello, stream)
         elif kind == "submit":
             self._submit(command.submit, stream)
+        elif kind == "probe":
+            self._probe(command.probe.submit, stream)
         elif kind == "set_role":
             self._set_role(command.set_role, stream)
         elif kind == "drain":
@@ -244,20 +250,32 @@ class Control:
         if condition.state is not WorkerState.READY:
             raise Refusal("unhealthy", f"the worker is {condition.state}")
 
+    def _probe(self, submit: pb.Submit, stream: _Stream) -> None:
+        try:
+            self._check_fences(submit)
+            job = _job_of(submit)
+            self._assignments.check_phase(job)
+            self._probes.start(job)
+        except Refusal as refusal:
+            result = pb.ProbeResult(id=submit.id, phase=submit.phase, error=f"{refusal.code}: {refusal.message}")
+            stream.report(pb.ControlReport(probe_result=result))
+
     def _set_role(self, command: pb.SetRole, stream: _Stream) -> None:
+        def report(result: pb.RoleResult) -> None:
+            if not stream.closed:
+                stream.report(pb.ControlReport(role_result=result))
+
         condition = self._condition
-        fenced = 0 < command.leader_epoch >= condition.leader_epoch
-        same = ROLE_FROM_PB.get(command.role) is condition.role
-        if fenced:
-            condition.leader_epoch = command.leader_epoch
-        message = "" if fenced and same else "stale leader" if not fenced else "this worker keeps its role"
-        result = pb.RoleResult(
-            ok=fenced and same,
-            role=ROLE_TO_PB[condition.role],
-            worker_epoch=condition.identity.epoch,
-            message=message,
-        )
-        stream.report(pb.ControlReport(role_result=result))
+        role = ROLE_FROM_PB.get(command.role)
+        if role is None or not 0 < command.leader_epoch >= condition.leader_epoch:
+            message = "stale leader" if role is not None else f"unknown role {command.role}"
+            epoch = condition.identity.epoch
+            report(pb.RoleResult(role=ROLE_TO_PB[condition.role], worker_epoch=epoch, message=message))
+            return
+        condition.leader_epoch = command.leader_epoch
+        self._roles.ask(role, report)
+        if condition.state is WorkerState.DRAINING:
+            self._probes.end_all()
 
     def _drain(self, drain: pb.Drain) -> None:
         condition = self._condition
@@ -268,7 +286,9 @@ class Control:
         if drain.on and condition.state is WorkerState.READY:
             condition.move(WorkerState.DRAINING)
         elif not drain.on and condition.state is WorkerState.DRAINING:
-            condition.move(WorkerState.READY)
+            self._roles.call_off("called off")
+            if not self._roles.busy:
+                condition.move(WorkerState.READY)
 
 
 def _job_of(submit: pb.Submit) -> Job:

@@ -18,6 +18,19 @@ One engine request goes through these steps:
 5. `Engine.abort` asks for an end. It may be repeated, and may name a job that is gone. The end then
    comes with ABORTED and the counts of the work that was really done.
 
+A PREFILL or DECODE job without a hand-off has no peer: its KV cache goes nowhere, or comes from nowhere, so its text
+means nothing. It shows that the engine computes in its role (workers.roles).
+
+The engine's role may change while no job is open (`Engine.switch`); its prefix cache is empty afterwards.
+The worker around it moves by this table (contracts.lifecycle.WORKER_NEXT), and gets a new epoch with each start and
+each role change:
+
+    starting   -> ready (engine up) | unhealthy | stopped
+    ready      -> draining (a role change, or drain) | unhealthy (work is there, nothing moves) | stopped
+    draining   -> switching (nothing runs any more) | ready (called off) | unhealthy | stopped
+    switching  -> ready (a tiny generation worked) | unhealthy (rebuild failed: the process starts again) | stopped
+    unhealthy  -> ready (it moves again) | starting | stopped
+
 All outlet calls are made on the event loop's thread. They never block and never raise.
 """
 
@@ -46,6 +59,14 @@ class Refusal(Exception):
         self.message = message
 
 
+class SwitchRefused(Exception):
+    """The engine keeps its role and works on: it is busy, or cannot take the other role. The message says why."""
+
+
+class SwitchFailed(Exception):
+    """The engine has lost its role and has no other: it must be started again."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One engine request. `prompt` and `delivered` are packed u32 token ids (contracts.wire)."""
 
@@ -55,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline_unix_ms: int
     prompt: bytes
     sampling: Sampling
-    hand_off: HandOff | None = None  # None under UNIFIED
+    hand_off: HandOff | None = None  # None under UNIFIED, and for a job without a peer
     bootstrap_host: str = ""
     bootstrap_port: int = 0
     bootstrap_room: int = 0
@@ -85,6 +106,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def num_input_tokens(self) -> int:
         """Length of `input` in tokens: `Counts.prompt_tokens` of this job."""
         return len(self.prompt) // 4 + len(self.delivered) // 4
+
+    @property
+    def peerless(self) -> bool:
+        """Whether this is one half of a hand-off that has no other half."""
+        return self.hand_off is None and self.phase is not Phase.UNIFIED
 
     @property
     def engine_id(self) -> str:
@@ -122,6 +148,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while an engine runs."""
 
     name: str  # sglang | timed
+    role: Role  # in force in the engine itself
     simulated: bool
     dtype: str
     kv_dtype: str
@@ -137,6 +164,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     hand_offs: tuple[HandOff, ...]
     slowest_step_ms: float  # the longest time without visible progress that is still normal
     latency: LatencyModel | None = None  # what it costs, where the engine knows it
+    switch_roles: frozenset[Role] = frozenset()  # what `switch` may change to, by the engine's own call
+    role_is_label: bool = False  # any phase runs in any role (hand-off store): a role change needs no drain
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +180,10 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_transfers: int = 0
     transfer_p50_ms: float = 0.0  # last 64 hand-offs
     num_waiting_decode_memory: int = 0
+    num_prefill_waiting: int = 0  # for their turn to be computed
+    num_prefill_bootstrap: int = 0  # prefill side: for the decode side to ask
+    num_prefill_inflight: int = 0  # prefill side: computed, KV cache on its way
+    num_decode_transfer: int = 0  # decode side: room reserved, KV cache on its way
 
 
 class Engine(Protocol):
@@ -171,6 +204,14 @@ class Engine(Protocol):
 
     def abort(self, job: Job) -> None:
         """Ask for the end of a job. Idempotent."""
+
+    async def switch(self, role: Role) -> EngineFacts:
+        """Take another role and return the facts in it. The prefix cache is lost.
+
+        Raises:
+            SwitchRefused: nothing has changed.
+            SwitchFailed: the engine is beyond use.
+        """
 
     def load(self) -> EngineLoad:
         """Return what the engine does now; cheap enough for ten calls a second."""

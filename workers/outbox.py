@@ -173,6 +173,16 @@ class Outbox:
         """Whether everything was sealed and handed to the transport."""
         return not self._dirty and self._next_to_send == self._next_seq
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether the gateway has acknowledged every end; chunks alone it acknowledges in its own time."""
+        return not self._dirty and not any(sealed.ends for sealed in self._ring)
+
+    def dismiss(self) -> None:
+        """End the attached sender for good: this ring is over."""
+        self._reader = 0
+        self._wake.set()
+
     # -- inside ----------------------------------------------------------------------------------------
 
     def _seal(self) -> None:

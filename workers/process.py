@@ -18,6 +18,7 @@ from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.resp import redis_client
 from contracts.wire import Registration
 from observability.loop_lag import watch_loop_lag
+from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
 from workers.assignments import Identity
@@ -29,11 +30,15 @@ from workers.heartbeat import Heartbeat
 from workers.model_files import model_revision
 from workers.outbox import Limits
 from workers.records import Journal, Recorder
+from workers.roles import RestartNeeded
 from workers.server import WorkerServer
 from workers.settings import Settings
 from workers.spans import Spans
 
 log = structlog.get_logger()
+
+EXIT_RESTART = 75  # EX_TEMPFAIL: the supervisor should start the worker again
+EXIT_FENCED = 76  # another process with the same id has taken over
 
 
 def build_engine(settings: Settings, catalog: Catalog) -> Engine:
@@ -45,6 +50,8 @@ def build_engine(settings: Settings, catalog: Catalog) -> Engine:
             bootstrap_host=settings.bootstrap_host,
             bootstrap_port=settings.bootstrap_port,
             hand_off_timeout_s=settings.hand_off_timeout_s,
+            switch_s=settings.switch_ms / 1000,
+            restart_s=settings.restart_ms / 1000,
             faults=faults,
         )
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
@@ -114,8 +121,10 @@ def revision_of(settings: Settings) -> str:
         raise SettingsError(f"WORKER_MODEL_PATH: {error}") from None
 
 
-async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revision: str, started_unix_ms: int) -> None:
-    """Run the worker until SIGTERM or SIGINT, then stop gracefully."""
+async def serve(
+    settings: Settings, engine: Engine, catalog: Catalog, *, revision: str, started_unix_ms: int
+) -> RestartNeeded | None:
+    """Run the worker until SIGTERM or SIGINT, then stop gracefully; or return why it must start again."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
     telemetry = Telemetry()
     tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)
@@ -135,6 +144,7 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
         instruments=telemetry.instruments,
         spans=Spans(tracer, worker_id=settings.id, pool=settings.pool),
         min_grace_s=settings.progress_grace_s,
+        may_restart=True,
     )
     address = await server.start(settings.listen)
     if settings.advertise:
@@ -145,23 +155,42 @@ async def serve(settings: Settings, engine: Engine, catalog: Catalog, *, revisio
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    restart: RestartNeeded | None = None
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
-            running.append(tasks.create_task(watch_loop_lag(telemetry.instruments)))
-            log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
-            await stop.wait()
-            log.info("worker_stops", running=len(server.assignments))
-            running[1].cancel()
-            await heartbeat.remove()
-            await server.drain()
-            for task in running:
-                task.cancel()
+        log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
+        try:
+            await _run_until(stop, server, heartbeat, recorder, telemetry.instruments)
+        except* RestartNeeded as needed:
+            restart = _first(needed)
+            log.warning("worker_starts_again", why=str(restart), role=restart.role)
+        await heartbeat.remove()
         await server.stop()
         await recorder.flush()
     recorder.close()
     await redis.aclose()
     await asyncio.to_thread(tracer.close)
+    return restart
+
+
+async def _run_until(
+    stop: asyncio.Event, server: WorkerServer, heartbeat: Heartbeat, recorder: Recorder, instruments: Instruments
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
+        running.append(tasks.create_task(watch_loop_lag(instruments)))
+        await stop.wait()
+        log.info("worker_stops", running=len(server.assignments))
+        running[1].cancel()
+        await heartbeat.remove()
+        await server.drain()
+        for task in running:
+            task.cancel()
+
+
+def _first(group: BaseExceptionGroup[RestartNeeded]) -> RestartNeeded:
+    """Return the cause inside nested groups."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def registration_of(
@@ -234,11 +263,16 @@ def main() -> None:
     revision = revision_of(settings)
     engine = build_engine(settings, catalog)
     try:
-        uvloop.run(serve(settings, engine, catalog, revision=revision, started_unix_ms=started_unix_ms))
+        restart = uvloop.run(serve(settings, engine, catalog, revision=revision, started_unix_ms=started_unix_ms))
     except OSError as error:
         sys.exit(f"worker {settings.id}: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if restart is not None and restart.role is not None:
+        # The same process, so that its supervisor sees no death: it is asked for, not a fault.
+        variables = {**os.environ, "WORKER_ROLE": restart.role.value}
+        os.execve(sys.executable, [sys.executable, "-m", "workers"], variables)  # noqa: S606
+    status = EXIT_RESTART if restart is not None else 0
     if settings.engine == "sglang":
-        # Everything is flushed and closed, and torch and Mooncake would take seconds to unload.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)  # all is flushed and closed, and torch and Mooncake would take seconds to unload
+    sys.exit(status)

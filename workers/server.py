@@ -20,7 +20,9 @@ from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import End, Engine, Job
 from workers.outbox import Limits
 from workers.records import Recorder
+from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
 from workers.spans import Spans
+from workers.trials import Probes
 
 log = structlog.get_logger()
 
@@ -70,7 +72,10 @@ class WorkerServer:
         spans: Spans | None = None,
         min_grace_s: float = MIN_GRACE_S,
         force_end_s: float = 10.0,
+        drain_cap_s: float = DRAIN_CAP_S,
+        may_restart: bool = False,
     ) -> None:
+        """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again."""
         now_s = asyncio.get_running_loop().time
         self._engine = engine
         self._role = role
@@ -80,7 +85,12 @@ class WorkerServer:
         self._spans = spans
         self.assignments = Assignments(identity, role, engine, limits or Limits(), now_s=now_s, force_end_s=force_end_s)
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
-        self._control = Control(self.condition, self.assignments)
+        self._may_restart = may_restart
+        self.roles = RoleSwitch(
+            self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
+        )
+        self.probes = Probes(engine, lambda result: self._control.tell_leaders(pb.ControlReport(probe_result=result)))
+        self._control = Control(self.condition, self.assignments, self.roles, self.probes)
         self._server = grpc.aio.server(options=_OPTIONS)
         servicer = _Servicer(self._control, Attach(self.assignments))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
@@ -88,7 +98,9 @@ class WorkerServer:
 
     async def start(self, listen: str) -> str:
         """Start the engine's listeners and the server; return the real `host:port`."""
-        self.condition.started(await self._engine.start(self._role))
+        facts = await self._engine.start(self._role)
+        self.assignments.role_is_label = facts.role_is_label
+        self.condition.started(facts)
         host, _, port = listen.rpartition(":")
         bound = self._server.add_insecure_port(listen)
         if bound == 0:
@@ -97,19 +109,28 @@ class WorkerServer:
         return f"{host}:{bound}"
 
     async def run(self) -> None:
-        """Run the engine and the status clock until cancelled."""
+        """Run the engine and the status clock until cancelled.
+
+        Raises:
+            RestartNeeded: in an exception group; the engine hangs or has lost its role, or must start in another.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._engine.run())
+            tasks.create_task(self.roles.run())
             while True:
                 await asyncio.sleep(STATUS_PERIOD_S)
                 self.assignments.tick()
+                self.probes.tick()
                 self._control.tell_status(self.condition.observe())
+                if self._may_restart and self.condition.hung:
+                    raise RestartNeeded(None, "the engine hangs: work is there and nothing moves")
 
     async def drain(self) -> None:
         """End everything that runs and give the ends up to `DRAIN_S` to get out. `run` must still run."""
         self.condition.move(WorkerState.STOPPED)
         self._control.tell_status(self.condition.observe())
         self.assignments.end_all(FinishReason.ERROR)
+        self.probes.end_all()
         for _ in range(int(DRAIN_S / DRAIN_POLL_S)):
             if self.assignments.drained:
                 return

@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill_ms_per_token_pair: NotNegative = DEFAULT_LATENCY.prefill.per_token_pair_ms
     transfer_ms: NotNegative = DEFAULT_LATENCY.transfer.fixed_ms
     transfer_bytes_per_ms: Positive = DEFAULT_LATENCY.transfer.bytes_per_ms
+    switch_ms: NotNegative = 100.0  # a role change by the engine's own call
+    restart_ms: NotNegative = 5_000.0  # one to or from unified
     kv_bytes_per_token: Annotated[int, msgspec.Meta(gt=0)] = DEFAULT_LATENCY.transfer.kv_bytes_per_token
 
     @property

@@ -136,7 +136,7 @@ async def test_a_draining_worker_finishes_its_work_and_takes_no_more():
 
 async def test_a_role_change_is_answered():
     async with unified_bench() as bench:
-        await bench.leader.send(set_role=pb.SetRole(role=pb.ROLE_DECODE, leader_epoch=1))
+        await bench.leader.send(set_role=pb.SetRole(role=pb.ROLE_UNSPECIFIED, leader_epoch=1))
         refused = await bench.leader.next_of("role_result", lambda _: True)
         await bench.leader.send(set_role=pb.SetRole(role=pb.ROLE_UNIFIED, leader_epoch=1))
         same = await bench.leader.next_of("role_result", lambda r: r.ok)

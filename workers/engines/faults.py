@@ -6,7 +6,9 @@ from pathlib import Path
 HANG = "hang"  # no step ends
 DROP_KV = "drop_kv"  # the hand-off arrives without its payload
 LOSE_HAND_OFF = "lose_hand_off"  # the hand-off never arrives
-KNOWN = frozenset({HANG, DROP_KV, LOSE_HAND_OFF})
+REFUSE_SWITCH = "refuse_switch"  # a role change is refused, the old role stays
+FAIL_SWITCH = "fail_switch"  # a role change leaves the engine without a role
+KNOWN = frozenset({HANG, DROP_KV, LOSE_HAND_OFF, REFUSE_SWITCH, FAIL_SWITCH})
 _REREAD_S = 0.05
 
 

@@ -24,9 +24,10 @@ import msgspec
 import psutil
 import structlog
 
+from contracts.identity import new_room
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.wire import unpack_ids
-from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal
+from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
 from workers.engines.pieces import Pieces
 from workers.engines.sglang_answer import Answer, sampling_params
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
@@ -39,6 +40,7 @@ log = structlog.get_logger()
 
 EXIT_ENGINE_DIED = 70
 POLL_S = 0.1
+SWITCH_S = 120.0  # a rebuild takes under a second; capturing graphs, tens of seconds
 SCRATCH = "pdgate-engine-"
 
 
@@ -59,12 +61,13 @@ class SglangEngine:
         sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(":") if path not in sys.path]
 
         import sglang  # noqa: PLC0415
-        from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: PLC0415
+        from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST  # noqa: PLC0415
+        from sglang.srt.managers.io_struct import GenerateReqInput, PdRoleSwitchReqInput  # noqa: PLC0415
 
         from workers.engines import sglang_parsers  # noqa: PLC0415
 
         self._options = options
-        self._port = (options.bootstrap_port or _free_port()) if options.role is Role.PREFILL else 0
+        self._port = (options.bootstrap_port or _free_port()) if options.role is not Role.UNIFIED else 0
         self._engine = sglang.Engine(
             **arguments(options, accelerator=self._accelerator, bootstrap_port=self._port),
             custom_sigquit_handler=_exit_engine_died,
@@ -73,6 +76,8 @@ class SglangEngine:
         self._request_type = GenerateReqInput
         self._parsers = sglang_parsers
         self._token_bytes = sglang_parsers.token_bytes_of(self._tm.tokenizer)
+        self._switch_type = PdRoleSwitchReqInput
+        self._no_peer = FAKE_BOOTSTRAP_HOST
         self._facts = self._read_facts()
         self._vocabulary = int(self._tm.model_config.vocab_size)
         self._jobs: dict[str, Job] = {}
@@ -87,7 +92,7 @@ class SglangEngine:
 
     async def start(self, role: Role) -> EngineFacts:
         """Bind the engine to the running loop and return the facts."""
-        if role is not self._options.role:
+        if role is not self._options.role:  # before anything else is asked of it
             raise ValueError(f"the engine was built for the role {self._options.role}, not {role}")
         self._tm.auto_create_handle_loop()
         loop = asyncio.get_running_loop()
@@ -128,6 +133,25 @@ class SglangEngine:
             state.abort_sent = False  # SGLang sends only the first abort of a request
             self._tm.abort_request(job.engine_id)
 
+    async def switch(self, role: Role) -> EngineFacts:
+        """Let SGLang rebuild what belongs to its role; the KV pool stays, the prefix cache does not."""
+        if role not in self._facts.switch_roles:
+            raise SwitchRefused(f"SGLang cannot change from {self._facts.role} to {role}")
+        # Graphs for decode are captured on a change only where there is an accelerator to capture them on.
+        asked = self._switch_type(new_role=role.value, decode_cuda_graph_memory_gb=0.0)
+        try:
+            async with asyncio.timeout(SWITCH_S):
+                result = await self._tm.pd_role_switch(asked)
+        except TimeoutError:
+            raise SwitchFailed(f"SGLang gave no answer in {SWITCH_S:g} s") from None
+        if result.success:
+            self._facts = self._read_facts()
+            self._chunks_seen += 1  # the engine has moved, though nothing was computed
+            return self._facts
+        if result.safe_to_restore:
+            raise SwitchRefused(result.message)
+        raise SwitchFailed(result.message)
+
     def load(self) -> EngineLoad:
         """Return the scheduler's last published load, and the open requests of this process."""
         snapshot = self._snapshot
@@ -149,6 +173,10 @@ class SglangEngine:
             num_transfers=transferring,
             transfer_p50_ms=transfers[len(transfers) // 2] if transfers else 0.0,
             num_waiting_decode_memory=snapshot.queues.prealloc_ready if snapshot.queues else 0,
+            num_prefill_waiting=snapshot.num_waiting_reqs if self._facts.role is not Role.DECODE else 0,
+            num_prefill_bootstrap=disaggregation.prefill_bootstrap_queue_reqs if disaggregation else 0,
+            num_prefill_inflight=disaggregation.prefill_inflight_queue_reqs if disaggregation else 0,
+            num_decode_transfer=disaggregation.decode_transfer_queue_reqs if disaggregation else 0,
         )
 
     # -- requests --------------------------------------------------------------------------------------
@@ -160,7 +188,7 @@ class SglangEngine:
             raise Refusal("bad_request", f"prompt and max_tokens are {total} tokens; this worker takes {limit}")
         if max(prompt) >= self._vocabulary:
             raise Refusal("bad_request", f"token id {max(prompt)} is outside the vocabulary of {self._vocabulary}")
-        if job.phase is not Phase.UNIFIED and job.hand_off is not HandOff.DIRECT:
+        if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not HandOff.DIRECT:
             raise Refusal("bad_request", f"this worker has no hand-off {job.hand_off}")
         if job.sampling.min_p and not self._accelerator:
             # With seeds, which the CPU profile always gives, SGLang's scheduler dies of min_p.
@@ -207,6 +235,8 @@ class SglangEngine:
     def _pairing(self, job: Job) -> dict[str, Any]:
         if job.phase is Phase.UNIFIED:
             return {}
+        if job.peerless:
+            return {"bootstrap_host": self._no_peer, "bootstrap_port": self._port, "bootstrap_room": new_room()}
         return {
             "bootstrap_host": job.bootstrap_host,
             "bootstrap_port": job.bootstrap_port,
@@ -230,9 +260,12 @@ class SglangEngine:
     def _read_facts(self) -> EngineFacts:
         info = self._engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - SGLang shows it nowhere else
         arguments_in_force = self._engine.server_args
-        is_prefill = self._options.role is Role.PREFILL
+        mode = str(self._tm.disaggregation_mode.value)
+        role = Role.UNIFIED if mode == "null" else Role(mode)
+        is_prefill = role is Role.PREFILL
         return EngineFacts(
             name="sglang",
+            role=role,
             simulated=False,
             dtype=str(arguments_in_force.dtype),
             kv_dtype=str(arguments_in_force.kv_cache_dtype),
@@ -241,12 +274,17 @@ class SglangEngine:
             dp_size=int(arguments_in_force.dp_size),
             transfer_backend=str(arguments_in_force.disaggregation_transfer_backend),
             bootstrap_host=self._options.bootstrap_host if is_prefill else "",
-            bootstrap_port=self._port,
+            bootstrap_port=self._port if is_prefill else 0,
             kv_capacity_tokens=int(info["max_total_num_tokens"]),
             max_running=int(arguments_in_force.max_running_requests or 256),
             context_tokens=int(self._tm.context_len),
             hand_offs=(HandOff.DIRECT,),
             slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
+            switch_roles=(
+                frozenset({Role.PREFILL, Role.DECODE}) - {role}
+                if arguments_in_force.enable_pd_role_switch
+                else frozenset()
+            ),
         )
 
     def _remove_files(self) -> None:

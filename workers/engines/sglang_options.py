@@ -112,11 +112,25 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int)
             "disaggregation_mode": options.role.value,
             "disaggregation_transfer_backend": "mooncake" if accelerator else "mooncake_tcp",
         }
-    if options.role is Role.PREFILL:
+        # Both roles have what either needs, so that the role can change.
         chosen["disaggregation_bootstrap_port"] = bootstrap_port
-    if options.role is Role.DECODE and not accelerator:
-        chosen["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+        if not accelerator:
+            chosen["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+        if switchable(options.further):
+            chosen |= {"enable_pd_role_switch": True, "disaggregation_decode_enable_radix_cache": True}
     return {**chosen, **options.further}
+
+
+def switchable(further: Mapping[str, Any]) -> bool:
+    """Return whether SGLang can change its role under these arguments, which it checks when it starts."""
+    parallel = (further.get(name, 1) for name in ("dp_size", "ep_size", "pp_size"))
+    return (
+        all(size == 1 for size in parallel)
+        and not further.get("speculative_algorithm")
+        and not further.get("enable_dp_attention")
+        and further.get("moe_a2a_backend", "none") == "none"
+        and str(further.get("disaggregation_transfer_backend", "mooncake")).startswith(("mooncake", "mori"))
+    )
 
 
 def slowest_step_ms(*, accelerator: bool) -> float:

@@ -17,8 +17,8 @@ from collections import deque
 
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.perf import LatencyModel
-from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal
-from workers.engines.faults import DROP_KV, HANG, LOSE_HAND_OFF, Faults
+from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
+from workers.engines.faults import DROP_KV, FAIL_SWITCH, HANG, LOSE_HAND_OFF, REFUSE_SWITCH, Faults
 from workers.engines.prefix_cache import PrefixCache
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
 from workers.engines.timed_request import TimedRequest
@@ -41,6 +41,8 @@ class TimedEngine:
         bootstrap_host: str = "127.0.0.1",
         bootstrap_port: int = 0,
         hand_off_timeout_s: float = 5.0,
+        switch_s: float = 0.1,
+        restart_s: float = 5.0,
         faults: Faults | None = None,
     ) -> None:
         self.num_steps = 0
@@ -48,6 +50,8 @@ class TimedEngine:
         self._host = bootstrap_host
         self._port = bootstrap_port
         self._timeout_s = hand_off_timeout_s
+        self._switch_s = switch_s
+        self._restart_s = restart_s
         self._faults = faults or Faults()
         self._role = Role.UNIFIED
         self._loop: asyncio.AbstractEventLoop
@@ -70,16 +74,38 @@ class TimedEngine:
 
     async def start(self, role: Role) -> EngineFacts:
         """Listen on the bootstrap port when the role is prefill, and return the facts."""
-        self._role = role
         self._loop = asyncio.get_running_loop()
+        await self._take_role(role)
+        return self._facts()
+
+    async def switch(self, role: Role) -> EngineFacts:
+        """Take another role; to or from unified takes the time of a restart."""
+        if self._requests or self._faults.has(REFUSE_SWITCH):
+            raise SwitchRefused("instance is not idle; drain all requests before switching")
+        await asyncio.sleep(self._restart_s if Role.UNIFIED in (role, self._role) else self._switch_s)
+        if self._faults.has(FAIL_SWITCH):
+            raise SwitchFailed("the rebuild failed, as it was told to")
+        self._cache = PrefixCache(PAGE_TOKENS)
+        await self._take_role(role)
+        return self._facts()
+
+    async def _take_role(self, role: Role) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if role is Role.PREFILL:
             self._server = await self._loop.create_server(
                 lambda: Wire(self._on_ask, self._on_asker_lost), self._host, self._port
             )
             self._port = self._server.sockets[0].getsockname()[1]
+        self._role = role
+
+    def _facts(self) -> EngineFacts:
+        role = self._role
         longest = self._latency.decode.step_ms(self._latency.max_running, self._latency.kv_capacity_tokens)
         return EngineFacts(
             name="timed",
+            role=role,
             simulated=True,
             dtype="none",
             kv_dtype="none",
@@ -95,6 +121,7 @@ class TimedEngine:
             hand_offs=(HandOff.DIRECT,),
             latency=self._latency,
             slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
+            switch_roles=frozenset(Role) - {role},
         )
 
     async def run(self) -> None:
@@ -115,7 +142,7 @@ class TimedEngine:
     def submit(self, job: Job, outlet: Outlet) -> None:
         """Queue a job."""
         request = TimedRequest(job, outlet, accepted_s=self._loop.time())
-        if job.phase is not Phase.UNIFIED and job.hand_off is not HandOff.DIRECT:
+        if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not HandOff.DIRECT:
             raise Refusal("bad_request", f"the timed engine has no hand-off {job.hand_off}")
         if job.adapter:
             raise Refusal("bad_request", "the timed engine has no adapters")
@@ -126,10 +153,10 @@ class TimedEngine:
             raise Refusal("full", f"{MAX_WAITING} requests wait")
         self._requests[job.engine_id] = request
         self._waiting.append(request)
-        if job.phase is Phase.PREFILL:
+        if job.phase is Phase.PREFILL and not job.peerless:
             self._rooms[job.bootstrap_room] = request
         self._admit()
-        if request.kv == 0 and job.phase is Phase.DECODE:
+        if request.kv == 0 and job.phase is Phase.DECODE and not job.peerless:
             self._tell_prefill(request, Kind.WAITING)
         self._wake.set()
 
@@ -154,6 +181,10 @@ class TimedEngine:
             num_transfers=len(self._fetching) or sum(r.computed for r in self._rooms.values()),
             transfer_p50_ms=transfers[len(transfers) // 2] if transfers else 0.0,
             num_waiting_decode_memory=len(self._waiting) if is_decode else 0,
+            num_prefill_waiting=0 if is_decode else len(self._waiting) + len(self._prompts),
+            num_prefill_bootstrap=sum(r.computed and room not in self._asks for room, r in self._rooms.items()),
+            num_prefill_inflight=sum(r.computed and room in self._asks for room, r in self._rooms.items()),
+            num_decode_transfer=len(self._fetching),
         )
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -244,6 +275,9 @@ class TimedEngine:
             self._cache.shrink_to(capacity - self._kv_used)
             if request.begun:
                 self._running.append(request)
+            elif request.job.phase is Phase.DECODE and request.job.peerless:
+                request.start(self._loop.time())
+                self._begin(request, NO_KV)
             elif request.job.phase is Phase.DECODE:
                 request.start(self._loop.time())
                 self._fetching[request.job.bootstrap_room] = request
@@ -276,7 +310,9 @@ class TimedEngine:
             self._prompts.remove(request)
         elif request in self._waiting:
             self._waiting.remove(request)
-        if job.phase is Phase.DECODE and not request.begun:
+        if job.peerless:
+            pass
+        elif job.phase is Phase.DECODE and not request.begun:
             self._fetching.pop(job.bootstrap_room, None)
             if tell_peer:
                 self._tell_prefill(request, Kind.RELEASED)
@@ -292,6 +328,9 @@ class TimedEngine:
 
     def _hand_over(self, request: TimedRequest) -> None:
         """Send the KV cache when the prompt is computed and the decode side has room."""
+        if request.job.peerless:
+            self._end(request, FinishReason.STOP)
+            return
         room = request.job.bootstrap_room
         wire, said = self._asks.get(room, (None, None))
         if wire is None:
@@ -364,7 +403,7 @@ class TimedEngine:
     def _on_peer_down(self, address: Address) -> None:
         for request in list(self._requests.values()):
             job = request.job
-            fetches = job.phase is Phase.DECODE and not request.begun
+            fetches = job.phase is Phase.DECODE and not request.begun and not job.peerless
             if fetches and (job.bootstrap_host, job.bootstrap_port) == address:
                 self._end(request, FinishReason.HAND_OFF, "the prefill worker is gone", tell_peer=False)
 
