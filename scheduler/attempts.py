@@ -311,6 +311,9 @@ class Attempts:
             return
         request.hand_off_retries += 1
         pair = {part.worker.worker_id for part in request.parts.values()}
+        for prefill in request.side(Phase.PREFILL):
+            for decode in request.streaming_parts:
+                self._registry.pairs.doubt(prefill.worker, decode.worker, reason)
         log.warning("hand_off_failed", pool=self._pool, rid=request.rid, workers=sorted(pair), reason=reason)
         self._verdicts.retry(request, "hand_off", exclude=pair)
 

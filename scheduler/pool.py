@@ -21,6 +21,7 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD, RequestOutcome
 from observability.metrics import Instruments
 from observability.tracing import Tracer
+from scheduler.actuator import Actuator
 from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
@@ -91,6 +92,14 @@ class PoolScheduler:
             dead_after_s=settings.dead_after_s,
             discover_s=self._timing.discover_s,
             observer=self.memory,
+            heard_role=self._heard_role,
+        )
+        self.actuator = Actuator(
+            pool,
+            workers=self.registry.workers,
+            send=self.registry.send,
+            leader_epoch=lambda: self.registry.leader_epoch,
+            instruments=instruments,
         )
         self.lease = LeaderLease(
             redis,
@@ -104,6 +113,9 @@ class PoolScheduler:
 
     def _send(self, worker: Worker, command: pb.ControlCommand) -> bool:
         return self.registry.send(worker, command)
+
+    def _heard_role(self, worker: Worker, result: pb.RoleResult) -> None:
+        self.actuator.heard(worker, result)
 
     async def run(self) -> None:
         """Serve until cancelled, then give the lease up."""
@@ -140,6 +152,7 @@ class PoolScheduler:
             profile=self._profile,
             memory=self.memory,
             spans=self._spans,
+            actuator=self.actuator,
             limits=self._limits,
             timing=self._timing,
             helm=self._helm or self._settings.helm,
@@ -166,6 +179,7 @@ class Term:
         profile: PoolProfile,
         memory: PoolMemory,
         spans: Spans,
+        actuator: Actuator,
         limits: Limits,
         timing: Timing,
         helm: HelmSettings,
@@ -174,6 +188,7 @@ class Term:
         self._pool = pool
         self._lease = lease
         self._registry = registry
+        self._actuator = actuator
         self._timing = timing
         self._outcomes_key = keys.outcomes(pool)
         self._outcomes_from = b"0-0"
@@ -275,6 +290,7 @@ class Term:
             tasks.create_task(self.dispatcher.run())
             tasks.create_task(self._read_inbox())
             tasks.create_task(self._read_outcomes())
+            tasks.create_task(self._actuator.run())
             tasks.create_task(self._tick())
             tasks.create_task(self._sweep())
             tasks.create_task(self.helm.run())
@@ -345,6 +361,7 @@ class Term:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timing.tick_s)
+            self._registry.pairs.tick(self._lease.epoch)
             self.attempts.tick()
             self.dispatcher.tick()
             self.verdicts.tick()

@@ -14,6 +14,7 @@ A lease that vanishes under a healthy stream only stops new work: Redis may be a
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from contracts import keys
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration
 from scheduler.control import ControlStream
+from scheduler.pairs import PairKey, Pairs
 from scheduler.policy.cluster import ClusterView, WorkerView
 from scheduler.worker import Standing, Worker
 
@@ -80,6 +82,7 @@ class WorkerRegistry:
         dead_after_s: float,
         discover_s: float = 0.5,
         observer: WorkerObserver | None = None,
+        heard_role: Callable[[Worker, pb.RoleResult], None] = lambda _, __: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -89,6 +92,8 @@ class WorkerRegistry:
         self._dead_after_s = dead_after_s
         self._discover_s = discover_s
         self._observer = observer
+        self._heard_role = heard_role
+        self.pairs = Pairs(self.workers, self.send, now_s=now_s)
         self._now_s = now_s
         self._leader_epoch = 0
         self.discovered = asyncio.Event()
@@ -96,7 +101,8 @@ class WorkerRegistry:
         self._links: dict[str, _Link] = {}
         self._listener: WorkerListener | None = None
         self._cluster = ClusterView()
-        self._cluster_of: tuple[WorkerView, ...] = ()
+        self._cluster_of: tuple[tuple[WorkerView, ...], frozenset[PairKey]] = ((), frozenset())
+        self._look = asyncio.Event()  # leases have changed, somebody says
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -111,10 +117,19 @@ class WorkerRegistry:
 
     def cluster(self) -> ClusterView:
         """Return all workers as policy sees them."""
-        views = tuple(link.worker.view() for link in self._links.values())
-        if views != self._cluster_of:
-            self._cluster, self._cluster_of = ClusterView.of(views), views
+        seen = tuple(link.worker.view() for link in self._links.values()), self.pairs.barred
+        if seen != self._cluster_of:
+            self._cluster, self._cluster_of = ClusterView.of(seen[0], barred=seen[1]), seen
         return self._cluster
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that our commands carry; 0 = we stand by."""
+        return self._leader_epoch
+
+    def look_soon(self) -> None:
+        """Read the leases now instead of at the next turn."""
+        self._look.set()
 
     @property
     def highest_epoch(self) -> int:
@@ -140,6 +155,7 @@ class WorkerRegistry:
 
     def _set_epoch(self, epoch: int) -> None:
         self._leader_epoch = epoch
+        self.pairs.stop()
         for link in self._links.values():
             link.worker.release_all()
             if link.worker.standing is not Standing.DEAD:
@@ -165,7 +181,10 @@ class WorkerRegistry:
                     if not away:  # once per outage
                         log.warning("worker_discovery_failed", pool=self._pool, error=str(error))
                     away = True
-                await asyncio.sleep(self._discover_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._discover_s):
+                        await self._look.wait()
+                self._look.clear()
 
     async def _read_leases(self) -> dict[str, Registration]:
         now_ms = int(time.time() * 1000)
@@ -190,6 +209,8 @@ class WorkerRegistry:
     def _follow_leases(self, found: dict[str, Registration], tasks: asyncio.TaskGroup) -> None:
         for worker_id, registration in found.items():
             link = self._links.get(worker_id)
+            if link is not None and registration.epoch < link.worker.epoch:
+                continue  # of a process that another has taken over from
             if link is not None and _another_life(link.worker, registration):
                 self._end(link, "another_life")
                 link = None
@@ -263,6 +284,7 @@ class WorkerRegistry:
         if self._observer is not None:
             self._observer.lost(worker)
         worker.release_all()
+        self.pairs.look()
 
     def _end(self, link: "_Link", why: str) -> None:
         """Forget this life of a worker."""
@@ -271,6 +293,7 @@ class WorkerRegistry:
             self._bury(link, why)
         if link.task is not None:
             link.task.cancel()
+        self.pairs.look()
         log.info("worker_gone", pool=self._pool, worker_id=link.worker.worker_id, why=why)
 
     # -- called by links ---------------------------------------------------------------------------------
@@ -291,6 +314,7 @@ class WorkerRegistry:
         link.stream_lost_s = None
         if inventory.HasField("status"):
             worker.report(inventory.status)
+        self.pairs.look()
         if self._listener is not None:
             self._listener.worker_up(worker, inventory)
             self._listener.capacity_changed()
@@ -304,16 +328,33 @@ class WorkerRegistry:
         kind = report.WhichOneof("report")
         if self._observer is not None:
             self._observer.reported(worker, kind, report)
-        if kind == "status":
-            if report.status.worker_epoch == worker.epoch:
-                worker.report(report.status)
-                if self._listener is not None and worker.ready:
+        match kind:
+            case "status":
+                self._heard_status(worker, report.status)
+            case "probe_result":
+                if self.pairs.heard(worker, report.probe_result) and self._listener is not None:
                     self._listener.capacity_changed()
-        elif self._listener is not None:
-            try:
-                self._listener.worker_reported(worker, kind, report)
-            except Exception:
-                log.exception("report_failed", pool=self._pool, worker_id=worker.worker_id, kind=kind)
+            case "role_result":
+                self._heard_role(worker, report.role_result)
+                if report.role_result.worker_epoch != worker.epoch:
+                    self.look_soon()
+            case _ if self._listener is not None:
+                try:
+                    self._listener.worker_reported(worker, kind, report)
+                except Exception:
+                    log.exception("report_failed", pool=self._pool, worker_id=worker.worker_id, kind=kind)
+            case _:
+                pass  # nobody leads
+
+    def _heard_status(self, worker: Worker, status: pb.Status) -> None:
+        if status.worker_epoch != worker.epoch:
+            return
+        role = worker.role
+        worker.report(status)
+        if worker.role is not role:  # a label: the life goes on
+            self.pairs.look()
+        if self._listener is not None and worker.ready:
+            self._listener.capacity_changed()
 
     def lost_stream(self, link: "_Link") -> None:
         """Take the end of a stream that was up, or a failed try."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from contracts.lifecycle import IllegalMove, WorkerState
+from contracts.lifecycle import IllegalMove, Role, WorkerState
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_FROM_PB, STATE_FROM_PB, Registration, WorkerRef
 from scheduler.policy.cluster import Compatibility, WorkerView
@@ -127,6 +127,7 @@ class Worker:
                 kv_tokens=self.kv_tokens,
                 queued_prefill_tokens=self.queued_prefill_tokens,
                 zone=r.zone,
+                reachable=self.role is not Role.PREFILL or r.bootstrap_port > 0,
             )
         return self._view
 
@@ -211,4 +212,10 @@ def _compatibility(r: Registration) -> Compatibility:
         kv_dtype=r.kv_dtype,
         page_size=r.page_size,
         transfer_backend=r.transfer_backend,
+        engine=r.engine,
+        model=r.model_path,
+        dtype=r.dtype,
+        tp_size=r.tp_size,
+        dp_size=r.dp_size,
+        hash_format=r.hash_format,
     )

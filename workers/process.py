@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -232,6 +233,8 @@ def registration_of(
             catalog_revision=catalog.revision,
             started_unix_ms=condition.identity.epoch,
             zone=settings.zone,
+            node=settings.node or socket.gethostname(),
+            capabilities=("probe", *(f"switch_{role}" for role in sorted(facts.switch_roles))),
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             kv_used=min(1.0, load.kv_used_tokens / facts.kv_capacity_tokens),

@@ -35,6 +35,8 @@ log = structlog.get_logger()
 DRAIN_CAP_S: Final = 60.0
 VERIFY_S: Final = 30.0
 POLL_S: Final = 0.01
+LAST_WORD_S: Final = 0.2
+"""How long a process that must end waits, so that its answer leaves it."""
 PHASE_OF: Final = {Role.PREFILL: Phase.PREFILL, Role.DECODE: Phase.DECODE, Role.UNIFIED: Phase.UNIFIED}
 
 Report = Callable[[pb.RoleResult], None]
@@ -148,10 +150,10 @@ class RoleSwitch:
             self._answer(wish, ok=False, message=str(refused), drain_ms=drain_ms)
             return
         except SwitchFailed as failed:
-            self._give_up(wish, f"the engine lost its role: {failed}", drain_ms)
+            await self._give_up(wish, f"the engine lost its role: {failed}", drain_ms)
         verified = await self._verify(wish.role)
         if verified:
-            self._give_up(wish, f"the engine does not compute as {wish.role}: {verified}", drain_ms)
+            await self._give_up(wish, f"the engine does not compute as {wish.role}: {verified}", drain_ms)
         switch_ms = (self._now_s() - began_s) * 1000
         epoch = max(self._now_unix_ms(), condition.identity.epoch + 1)
         self._assignments.begin_epoch(epoch, wish.role)
@@ -183,11 +185,12 @@ class RoleSwitch:
         )
         return await Trial(job).run(self._engine, within_s=VERIFY_S)
 
-    def _give_up(self, wish: _Wish, why: str, drain_ms: float) -> None:
+    async def _give_up(self, wish: _Wish, why: str, drain_ms: float) -> None:
         """Raise RestartNeeded after telling everybody."""
         log.error("role_change_failed", role=wish.role, why=why)
         self._condition.move(WorkerState.UNHEALTHY)
         self._answer(wish, ok=False, message=why, drain_ms=drain_ms)
+        await asyncio.sleep(LAST_WORD_S)
         raise RestartNeeded(None, why)
 
     def _answer(

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: LogLevel = "INFO"
     log_json: bool = True
     zone: str = ""
+    node: str = ""  # machine; empty = its host name
 
     step_ms: NotNegative = DEFAULT_LATENCY.decode.fixed_ms
     step_ms_per_request: NotNegative = DEFAULT_LATENCY.decode.per_request_ms

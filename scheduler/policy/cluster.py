@@ -12,6 +12,12 @@ class Compatibility(msgspec.Struct, frozen=True):
     kv_dtype: str
     page_size: int
     transfer_backend: str
+    engine: str = ""
+    model: str = ""
+    dtype: str = ""
+    tp_size: int = 1
+    dp_size: int = 1
+    hash_format: str = ""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0  # held, or promised to what was submitted
     queued_prefill_tokens: int = 0  # prompt tokens accepted and not yet computed
     zone: str = ""
+    reachable: bool = True  # a prefill worker tells where its KV cache is fetched from
 
     @property
     def load_tokens(self) -> int:
@@ -43,11 +50,13 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     prefill: tuple[WorkerView, ...] = ()
     decode: tuple[WorkerView, ...] = ()
     unified: tuple[WorkerView, ...] = ()
+    barred: frozenset[tuple[str, str]] = frozenset()  # prefill and decode ids that fit and must not be paired now
 
     @classmethod
-    def of(cls, workers: tuple[WorkerView, ...]) -> "ClusterView":
+    def of(cls, workers: tuple[WorkerView, ...], *, barred: frozenset[tuple[str, str]] = frozenset()) -> "ClusterView":
         """Return the view of these workers, each under its own role."""
         return cls(
+            barred=barred,
             prefill=tuple(w for w in workers if w.role is Role.PREFILL),
             decode=tuple(w for w in workers if w.role is Role.DECODE),
             unified=tuple(w for w in workers if w.role is Role.UNIFIED),

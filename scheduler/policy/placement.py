@@ -89,7 +89,8 @@ class _Best(msgspec.Struct, frozen=True, kw_only=True):
         prefills, prefill_why = _usable(gives, request, kv_needed=prompt_kv, context=request.prompt_tokens + 1)
         for decode in decodes:
             for prefill in prefills:
-                if prefill.pairs_with == decode.pairs_with:
+                barred = (prefill.worker_id, decode.worker_id) in cluster.barred
+                if prefill.pairs_with == decode.pairs_with and not barred:
                     return cls(decode=decode, prefill=prefill)
         if decodes and prefills:
             return cls(why=Reason.NO_WORKER)  # ready, but no two fit together

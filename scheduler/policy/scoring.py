@@ -180,9 +180,10 @@ def _pair(
     if not decodes:
         return NotScored(reason=_why(request, cluster.decode, promised), short_of=Role.DECODE)
     prefills = _prefills(request, cluster.prefill, limits, outlook)
-    best = _best_pair(prefills, decodes, limits, outlook)
+    barred = cluster.barred
+    best = _best_pair(prefills, decodes, limits, outlook, barred)
     if best is None and not limits.same_zone:
-        best = _best_pair(prefills, decodes, limits, outlook, zones=False)
+        best = _best_pair(prefills, decodes, limits, outlook, barred, zones=False)
     if best is None:
         why = _why(request, cluster.prefill, request.prompt_tokens)
         if why is Reason.ALL_FULL and not _may_pair(request, cluster, limits):
@@ -207,7 +208,13 @@ def _kind(worker: WorkerView, *, zones: bool) -> tuple[Compatibility, str]:
 
 
 def _best_pair(
-    prefills: Sequence[_Side], decodes: Sequence[_Side], limits: ScoringLimits, outlook: Outlook, *, zones: bool = True
+    prefills: Sequence[_Side],
+    decodes: Sequence[_Side],
+    limits: ScoringLimits,
+    outlook: Outlook,
+    barred: frozenset[tuple[str, str]],
+    *,
+    zones: bool = True,
 ) -> tuple[_Side, _Side] | None:
     """Return the cheapest prefill and decode side that fit together."""
     best: tuple[float, _Side, _Side] | None = None
@@ -219,6 +226,8 @@ def _best_pair(
             takers = [side for side in decodes if _kind(side.worker, zones=zones) == kind]
         decode = _pick(takers, limits, outlook)
         prefill = _pick(givers, limits, outlook, explore=True)
+        if barred and prefill is not None:
+            prefill, decode = _open_pair(givers, takers, limits, outlook, barred)
         if decode is not None and prefill is not None:
             cost_ms = prefill.cost_ms + decode.cost_ms
             if best is None or cost_ms < best[0]:
@@ -226,12 +235,36 @@ def _best_pair(
     return best[1:] if best is not None else None
 
 
+def _open_pair(
+    givers: Sequence[_Side],
+    takers: Sequence[_Side],
+    limits: ScoringLimits,
+    outlook: Outlook,
+    barred: frozenset[tuple[str, str]],
+) -> tuple[_Side | None, _Side | None]:
+    """Return the best decode side that has a prefill side it may be paired with, and the best of those."""
+    left = list(takers)
+    while (decode := _pick(left, limits, outlook)) is not None:
+        taker = decode.worker.worker_id
+        able = [side for side in givers if (side.worker.worker_id, taker) not in barred]
+        prefill = _pick(able, limits, outlook, explore=True)
+        if prefill is not None:
+            return prefill, decode
+        left = [side for side in left if side.worker.worker_id != taker]
+    return None, None
+
+
 def _may_pair(request: RequestView, cluster: ClusterView, limits: ScoringLimits) -> bool:
     """Whether any two ready workers fit together, with room or not."""
     zones = limits.same_zone
     ready = [w for w in cluster.prefill if w.ready and request.hand_off in w.hand_offs]
-    kinds = {_kind(w, zones=zones) for w in ready}
-    return any(w.ready and request.hand_off in w.hand_offs and _kind(w, zones=zones) in kinds for w in cluster.decode)
+    takers = [w for w in cluster.decode if w.ready and request.hand_off in w.hand_offs]
+    return any(
+        _kind(giver, zones=zones) == _kind(taker, zones=zones)
+        and (giver.worker_id, taker.worker_id) not in cluster.barred
+        for giver in ready
+        for taker in takers
+    )
 
 
 # -- sides ---------------------------------------------------------------------------------------------------

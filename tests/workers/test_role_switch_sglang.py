@@ -1,0 +1,121 @@
+"""The real pair changes places and back: equal text each time, the times printed."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import ROLE_TO_PB
+from tests.engines import Engines
+from tests.workers.peers import Gateway, Leader, new_attempt, pair_submits, submit_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+log = structlog.get_logger()
+
+EPOCH = 900_000
+GREEDY = {"temperature": 0.0, "max_tokens": 32}
+
+
+class Side:
+    """One worker of the pair with its leader's stream."""
+
+    def __init__(self, worker, leader: Leader) -> None:
+        self.worker, self.leader = worker, leader
+        self.epoch = worker.epoch
+        self.bootstrap = worker.bootstrap
+
+    async def become(self, role: Role) -> pb.RoleResult:
+        seen = len(self.leader.of("role_result"))
+        await self.leader.send(set_role=pb.SetRole(role=ROLE_TO_PB[role], leader_epoch=EPOCH))
+        result = await self.leader.next_of("role_result", lambda r: self.leader.of("role_result").index(r) >= seen)
+        self.epoch = self.worker.epoch = result.worker_epoch
+        return result
+
+
+async def reference(engines: Engines) -> list[str]:
+    texts = []
+    async with asyncio.TaskGroup() as tasks:
+        leader, gateway = Leader(engines.unified.address, epoch=EPOCH), Gateway(engines.unified.address)
+        await leader.open(tasks)
+        await gateway.attach(tasks, epoch=engines.unified.epoch)
+        for prompt in engines.prompts:
+            attempt = new_attempt()
+            await leader.send(submit=submit_of(engines.unified, prompt, attempt=attempt, epoch=EPOCH, **GREEDY))
+            texts.append((await gateway.answer(attempt)).text)
+        await gateway.detach()
+        await leader.close()
+    return texts
+
+
+async def texts_of(engines: Engines, prefill: Side, decode: Side, name: str) -> list[str]:
+    """The texts of all prompts through the pair as it stands."""
+    texts = []
+    async with asyncio.TaskGroup() as tasks:
+        gateways = []
+        for side in (prefill, decode):
+            gateway = Gateway(side.worker.address, gateway_id=name)
+            await gateway.attach(tasks, epoch=side.epoch)
+            gateways.append(gateway)
+        for prompt in engines.prompts:
+            attempt = new_attempt()
+            to_prefill, to_decode = pair_submits(
+                prefill, decode, prompt, attempt, epoch=EPOCH, gateway_id=name, **GREEDY
+            )
+            await decode.leader.send(submit=to_decode)
+            await prefill.leader.send(submit=to_prefill)
+            answer = await gateways[1].answer(attempt, Phase.DECODE, within_s=60)
+            assert answer.reason is FinishReason.LENGTH
+            await gateways[0].answer(attempt, Phase.PREFILL, within_s=60)
+            texts.append(answer.text)
+        for gateway in gateways:
+            await gateway.detach()
+    return texts
+
+
+async def test_the_real_pair_changes_places_and_back_and_says_the_same(engines):
+    async with asyncio.TaskGroup() as tasks:
+        sides = []
+        for worker in (engines.prefill, engines.decode):
+            leader = Leader(worker.address, epoch=EPOCH)
+            await leader.open(tasks)
+            sides.append(Side(worker, leader))
+        a, b = sides
+        wanted = await reference(engines)
+        ports = {}
+        for side, role in ((a, "prefill"), (b, "decode")):
+            ports[role] = side.bootstrap
+        for turn in range(2):
+            to_a, to_b = (Role.DECODE, Role.PREFILL) if turn % 2 == 0 else (Role.PREFILL, Role.DECODE)
+            results = await a.become(to_a), await b.become(to_b)
+            log.info("real_switch", switch_ms=[round(r.switch_ms) for r in results])
+            assert [r.ok for r in results] == [True, True], [r.message for r in results]
+            prefill, decode = (b, a) if to_a is Role.DECODE else (a, b)
+            prefill.bootstrap = await bootstrap_of(engines, prefill)
+            assert await texts_of(engines, prefill, decode, f"turn-{turn}") == wanted
+        for side in sides:
+            await side.leader.close()
+
+
+async def bootstrap_of(engines: Engines, side: Side) -> tuple[str, int]:
+    """Wait until the lease tells of the new life, and return its bootstrap address."""
+    import msgspec
+    from redis.asyncio import Redis
+
+    from contracts.keys import worker_lease
+    from contracts.wire import Registration
+
+    redis = Redis.from_url(engines.redis_url)
+    registration = side.worker.registration
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                raw = await redis.get(worker_lease(registration.pool, registration.worker_id))
+                lease = msgspec.msgpack.decode(raw, type=Registration) if raw else None
+                if lease is not None and lease.epoch == side.epoch and lease.role is Role.PREFILL:
+                    return lease.bootstrap_host, lease.bootstrap_port
+                await asyncio.sleep(0.05)
+    finally:
+        await redis.aclose()
