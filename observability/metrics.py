@@ -97,6 +97,7 @@ _GAUGES: Final = (
     Declared("inbox_pending", "Unsettled inbox entries, as the leader sees.", ("pool",)),
     Declared("queue_age_seconds", "Age of the oldest request that waits to be placed.", ("pool", "tier")),
     Declared("workers", "Workers by role and state.", ("pool", "role", "state")),
+    Declared("worker_pairs", "Prefill and decode workers by how far they are a pair, or why not.", ("pool", "state")),
     Declared("prefill_pool_queue_depth", "Requests waiting for a worker or for their prefill.", ("pool",)),
     Declared("decode_pool_utilization", "KV tokens in use over capacity of ready decoders, 0 to 1.", ("pool",)),
     Declared("pd_ratio_actual", "Ready prefill workers per ready decode worker.", ("pool",)),

@@ -22,6 +22,7 @@ class Gauges:
         instruments.observe("pdgate_leader", self.leader)
         instruments.observe("pdgate_inbox_pending", self.inbox_pending)
         instruments.observe("pdgate_workers", self.workers)
+        instruments.observe("pdgate_worker_pairs", self.pairs)
         instruments.observe("pdgate_prefill_pool_queue_depth", self.prefill_queue)
         instruments.observe("pdgate_decode_pool_utilization", self.decode_use)
         instruments.observe("pdgate_pd_ratio_actual", self.ratio_actual)
@@ -39,6 +40,14 @@ class Gauges:
         """Yield the number of workers per role and state."""
         counts = Counter((pool.pool, w.role.value, _state(w)) for pool in self._pools for w in pool.registry.workers())
         return [(n, {"pool": pool, "role": role, "state": state}) for (pool, role, state), n in counts.items()]
+
+    def pairs(self) -> Observations:
+        """Yield the number of pairs of a prefill and a decode worker by state, or by what keeps them apart."""
+        return [
+            (number, {"pool": pool.pool, "state": state})
+            for pool in self._pools
+            for state, number in pool.registry.pairs.counts().items()
+        ]
 
     def prefill_queue(self) -> Observations:
         """Yield how many requests wait for a worker or for the end of their prefill."""

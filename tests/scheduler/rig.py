@@ -92,7 +92,7 @@ class RigWorker:
 
     def __init__(self, server: WorkerServer, engine: TimedEngine, faults: Faults, registration: Registration) -> None:
         self.server, self.engine, self.faults = server, engine, faults
-        self.registration = registration
+        self._registered = registration
         self.tasks: list[asyncio.Task] = []
         self.dead = False
         self.submitted: list[Attempt] = []
@@ -105,8 +105,21 @@ class RigWorker:
         engine.submit = submit
 
     @property
+    def registration(self) -> Registration:
+        """What the lease says now: role, state and epoch are those in force."""
+        condition = self.server.condition
+        return msgspec.structs.replace(
+            self._registered,
+            epoch=condition.identity.epoch,
+            role=condition.role,
+            state=condition.state,
+            bootstrap_host=condition.facts.bootstrap_host,
+            bootstrap_port=condition.facts.bootstrap_port,
+        )
+
+    @property
     def worker_id(self) -> str:
-        return self.registration.worker_id
+        return self._registered.worker_id
 
     @property
     def epoch(self) -> int:
@@ -325,7 +338,13 @@ class Rig:
     ) -> RigWorker:
         """Start a worker; every gateway attaches to it unless told otherwise."""
         faults = Faults()
-        engine = TimedEngine(latency, faults=faults, hand_off_timeout_s=facts.pop("hand_off_timeout_s", 5.0))
+        engine = TimedEngine(
+            latency,
+            faults=faults,
+            hand_off_timeout_s=facts.pop("hand_off_timeout_s", 5.0),
+            switch_s=0.01,
+            restart_s=0.05,
+        )
         worker_id = worker_id or f"{role}-{len(self.workers)}"
         identity = Identity(worker_id=worker_id, epoch=next(_epochs), pool=POOL)
         server = WorkerServer(identity, role, engine)
@@ -344,8 +363,8 @@ class Rig:
             model_path="tiny",
             model_revision=facts.pop("model_revision", "r1"),
             dtype=known.dtype,
-            kv_dtype=known.kv_dtype,
-            page_size=known.page_size,
+            kv_dtype=facts.pop("kv_dtype", known.kv_dtype),
+            page_size=facts.pop("page_size", known.page_size),
             tp_size=1,
             dp_size=1,
             transfer_backend=known.transfer_backend,
@@ -357,6 +376,7 @@ class Rig:
             hand_offs=known.hand_offs,
             latency=known.latency,
             catalog_revision="",
+            capabilities=("probe",) if facts.pop("probes", False) else (),
             started_unix_ms=identity.epoch,
         )
         assert not facts
@@ -373,6 +393,7 @@ class Rig:
     def beat(self, worker: RigWorker) -> None:
         """Start a worker's heartbeat."""
         heartbeat = Heartbeat(self.redis, lambda: worker.registration)
+        worker.server.condition.on_change = heartbeat.renew_soon
         worker.tasks[1:] = [self._tasks.create_task(heartbeat.run())]
 
     async def pair(self, latency: LatencyModel = FAST) -> tuple[RigWorker, RigWorker]:
