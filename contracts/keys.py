@@ -162,5 +162,8 @@ def notices(gateway_id: str) -> str:
     return f"pdgate:{{gw:{gateway_id}}}:notices"
 
 
+CHANGES = "pdgate:changes"
+"""Stream of changes of keys and holds (wire.Change, msgpack), read by every gateway."""
+
 GATEWAYS = "pdgate:gateways"
 """Sorted set of gateway ids by lease expiry in Unix ms."""

@@ -161,6 +161,19 @@ class AttemptLost(msgspec.Struct, frozen=True, kw_only=True, tag="attempt_lost")
 Notice = Placed | Refused | AttemptLost
 
 
+# -- tenancy: command line, admin API -> gateways ----------------------------------------------------------
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A key changed its state, or something is held or held no more."""
+
+    v: int = VERSION
+    kind: str  # key | org | project | model
+    id: str
+    state: str  # of a key: `STATE:VERSION`; of the others: suspended, read_only, or empty = free
+    drain: bool = False  # running streams may end by themselves
+
+
 # -- scheduler's records ---------------------------------------------------------------------------------
 
 
@@ -238,6 +251,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 _inbox_decoder = msgspec.msgpack.Decoder(InboxEntry)
 _notice_decoder = msgspec.msgpack.Decoder(Notice)
+_change_decoder = msgspec.msgpack.Decoder(Change)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -254,6 +268,11 @@ def decode_inbox(raw: bytes) -> InboxEntry:
 def decode_notice(raw: bytes) -> Notice:
     """Return a notice. Raises msgspec.ValidationError or DecodeError on garbage."""
     return _notice_decoder.decode(raw)
+
+
+def decode_change(raw: bytes) -> Change:
+    """Return a change. Raises msgspec.ValidationError or DecodeError on garbage."""
+    return _change_decoder.decode(raw)
 
 
 # -- token ids -----------------------------------------------------------------------------------------------

@@ -26,11 +26,14 @@ from contracts.wire import InboxEntry
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
 from gateway.auth import Authenticator
+from gateway.changes import Announcer, HoldBook, Watcher
 from gateway.chat import Chat
 from gateway.completions import Completions
 from gateway.errors import Edge
 from gateway.fleet import Fleet
 from gateway.generation import Generation
+from gateway.guard import Guard
+from gateway.holds import Holds
 from gateway.inbox import Inbox
 from gateway.journal import Journal
 from gateway.lease import Lease
@@ -117,6 +120,7 @@ class Gateway:
         self.prices = Prices(self.engine)
         self.fleet = Fleet(self.redis, catalog, self.table, gateway_id=gateway_id, period_s=settings.discovery_s)
         self.models = Models(catalog, settings.models_dir, prices=self.prices, fleet=self.fleet, workshop=self.workshop)
+        self.holds = Holds()
         self.auth = Authenticator(
             Tenants(self.engine),
             self.redis,
@@ -124,6 +128,7 @@ class Gateway:
             max_entries=settings.key_cache_entries,
             now_s=time.monotonic,
         )
+        self.guard = Guard(self.auth, self.holds, trusted_proxies=settings.trusted_proxies)
         self.inbox = Inbox(self._requests)
         traces = Traces(self.tracer, settings.trace_ratios)
         self.settlement = Settlement(
@@ -137,7 +142,7 @@ class Gateway:
         self.starter = Starter(
             settings,
             gateway_id=gateway_id,
-            auth=self.auth,
+            guard=self.guard,
             models=self.models,
             prices=self.prices,
             admission=Admission(
@@ -160,6 +165,15 @@ class Gateway:
         self.responses = Responses(self.starter, self.chat, self.response_book, catalog=catalog, gateway_id=gateway_id)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
+        self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
+        self._watcher = Watcher(
+            self._changed,
+            HoldBook(self.engine),
+            Announcer(self.engine, self.redis),
+            auth=self.auth,
+            holds=self.holds,
+            table=self.table,
+        )
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
         self._instruments = telemetry.instruments
@@ -182,6 +196,8 @@ class Gateway:
             "prices": self.prices.run,
             "models": self.models.run,
             "notices": self._notices.run,
+            "changes": self._watcher.run,
+            "holds": self._watcher.reload,
             "inbox": self.inbox.run,
             "settlement": self.settlement.run,
             "purse": self.purse.run,
@@ -202,7 +218,7 @@ class Gateway:
         await self._lease.release()
         self.workshop.close()
         await self.redis.aclose()
-        for connection in (self._requests, self._settling, self._notified):
+        for connection in (self._requests, self._settling, self._notified, self._changed):
             connection.close()
         await self.engine.dispose()
         await asyncio.to_thread(self.tracer.close)
@@ -270,10 +286,10 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
             *chat_routes(gateway.starter, gateway.chat, gateway.answers),
             *completion_routes(gateway.starter, gateway.completions, gateway.answers),
             *message_routes(gateway.starter, gateway.messages, gateway.answers),
-            *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.auth, gateway.answers),
+            *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.guard, gateway.answers),
             *token_routes(gateway.starter, gateway.models, gateway.workshop),
-            *model_routes(gateway.auth, gateway.models, gateway.prices),
-            *request_routes(gateway.auth, gateway.lookup),
+            *model_routes(gateway.guard, gateway.models, gateway.prices),
+            *request_routes(gateway.guard, gateway.lookup),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
         ],
         exception_handlers={

@@ -26,7 +26,7 @@ from contracts import keys
 from contracts.errors import DependencyDown, InvalidApiKey
 from contracts.resp import RespConnection
 from gateway.single_flight import SingleFlight
-from gateway.tenants import KEY_PREFIX, ApiKey, Tenants, hash_key, publish_key_state
+from gateway.tenants import ApiKey, Tenants, hash_key, publish_key_state
 
 log = structlog.get_logger()
 
@@ -104,6 +104,12 @@ class Authenticator:
         except RedisError:
             raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None
 
+    def forget(self, key_id: str) -> None:
+        """Read a key anew at its next request, whatever its secret: it has changed."""
+        for key_hash, cached in list(self._cache.items()):
+            if cached.key is not None and cached.key.id == key_id:
+                del self._cache[key_hash]
+
     async def _read(self, key_hash: bytes, cached: _Cached | None) -> ApiKey | None:
         try:
             key = await self._tenants.find_by_hash(key_hash)
@@ -134,7 +140,7 @@ def bearer(authorization: str | None) -> str:
         raise InvalidApiKey("You did not provide an API key. Send it as 'Authorization: Bearer pdg_...'.")
     scheme, _, key = authorization.partition(" ")
     key = key.strip()
-    if scheme.lower() != "bearer" or not key.startswith(KEY_PREFIX) or len(key) > _MAX_KEY_CHARACTERS:
+    if scheme.lower() != "bearer" or not 0 < len(key) <= _MAX_KEY_CHARACTERS:
         raise InvalidApiKey(f"Incorrect API key provided: {masked(key or scheme)}.")
     return key
 

@@ -249,6 +249,13 @@ class Generation:
             self._stop_engines("client_left")
             self._end(Ending(Outcome.CLIENT_LEFT, "client_left"), wait_s=LEAVE_WAIT_S)
 
+    def withdrawn(self, error: ServingError, *, cause: str) -> None:
+        """End an answer whose key or tenant may not go on. It pays for what the workers confirm."""
+        if self.ending is None:
+            self.output.failed(error)
+            self._stop_engines(cause)
+            self._end(Ending(Outcome.CLIENT_LEFT, cause), wait_s=LEAVE_WAIT_S)
+
     def written(self, entry_id: str) -> None:
         """Take notice that the inbox entry exists; it must be acknowledged when all is over."""
         self.entry_id = entry_id

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_grace_s: PositiveSeconds = 1.0  # running streams may still end by themselves
     discovery_s: PositiveSeconds = 1.0  # between two looks at the workers' leases
     tokenizer_threads: PositiveCount = 2
+    trusted_proxies: tuple[str, ...] = ()  # networks whose x-forwarded-for is believed, CIDR
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
     inbox_max_bytes: PositiveCount = 256 * 1024 * 1024
     inbox_max_entries: PositiveCount = 20_000

@@ -31,10 +31,11 @@ from contracts.slo import SloTarget
 from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
-from gateway.auth import Authenticator, credential
+from gateway.auth import credential
 from gateway.bodies import read_body
 from gateway.fleet import Fleet
 from gateway.generation import Effects, Generation
+from gateway.guard import Guard
 from gateway.inbox import Inbox
 from gateway.models import Models, Servable
 from gateway.outputs import Output
@@ -106,7 +107,7 @@ class Starter:
         settings: Settings,
         *,
         gateway_id: str,
-        auth: Authenticator,
+        guard: Guard,
         models: Models,
         prices: Prices,
         admission: Admission,
@@ -118,7 +119,7 @@ class Starter:
     ) -> None:
         self._settings = settings
         self._gateway_id = gateway_id
-        self._auth = auth
+        self._guard = guard
         self._models = models
         self._prices = prices
         self._admission = admission
@@ -141,12 +142,12 @@ class Starter:
         rid = new_rid(now_ms)
         request.scope["state"]["rid"] = rid
         authorization = credential(request.headers)
-        key = await (self._auth.confirm if confirm else self._auth.authenticate)(authorization)
+        key = await self._guard.key_of(request, serving=not confirm)
         body = await read_body(request.receive, max_bytes=max_bytes or self._settings.max_body_bytes)
         return Arrival(
             rid=rid,
             key=key,
-            reload_key=partial(self._auth.reload, authorization),
+            reload_key=partial(self._guard.reload, authorization),
             body=body,
             arrived_unix_ms=now_ms,
             arrived_s=arrived_s,
@@ -158,6 +159,7 @@ class Starter:
     async def start(self, arrival: Arrival, work: Work, outputs: Sequence[Output]) -> Started:
         """Admit a work and write it to the inbox; prompt i writes to output i. Raises one of contracts.errors."""
         model = work.model
+        self._guard.check_work(arrival.key, model=model.name, tier="default" if arrival.batch else tier_of(work))
         self._check_room(model, len(work.prompts))
         price = await self._prices.of(model.name, arrival.key.organisation_id, arrival.arrived_unix_ms)
         owner = self._owner(arrival.key, work, price=price, batch=arrival.batch)
@@ -209,7 +211,7 @@ class Starter:
     def _owner(self, key: ApiKey, work: Work, *, price: Price, batch: bool) -> Owner:
         model = work.model
         tiers = model.model.tiers
-        tier = BATCH_TIER if batch else work.tier if work.tier and work.tier in tiers else "default"
+        tier = BATCH_TIER if batch else tier_of(work)
         return Owner(
             org=key.organisation_id,
             project=key.project_id,
@@ -219,7 +221,7 @@ class Starter:
             price=price,
             slo=tiers.get(tier, SloTarget()),
             simulated=self._models.simulated(model.name),
-            dimensions=work.dimensions,
+            dimensions=self._dimensions(key, work.dimensions),
         )
 
     def _traced(self, owner: Owner, arrival: Arrival) -> Owner:
@@ -228,6 +230,13 @@ class Starter:
         if not traceparent:
             return owner
         return msgspec.structs.replace(owner, traceparent=traceparent, trace_parent_id=parent_id)
+
+    def _dimensions(self, key: ApiKey, said: Dimensions) -> Dimensions:
+        if not said.safety_identifier or not any(scopes.hashes_identifiers for scopes in key.bounds):
+            return said
+        secret = f"{self._settings.cache_salt_key}/{key.organisation_id}".encode()
+        hashed = hmac.new(secret, said.safety_identifier.encode(), hashlib.sha256).hexdigest()[:32]
+        return msgspec.structs.replace(said, safety_identifier=hashed)
 
     def _asked(self, arrival: Arrival, work: Work, owner: Owner, *, rid: str | None, prompt_tokens: int) -> Asked:
         model = work.model.model
@@ -312,6 +321,11 @@ class Starter:
             adapter=work.model.name if work.model.model.adapter else "",
             parsing=work.parsing,
         )
+
+
+def tier_of(work: Work) -> str:
+    """Return the tier that a work gets: the one it asks for, if its model has it."""
+    return work.tier if work.tier and work.tier in work.model.model.tiers else "default"
 
 
 def reference_of(headers: Mapping[str, str]) -> str:

@@ -32,6 +32,7 @@ project = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("limits", JSONB, nullable=False, server_default="{}"),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("scopes", JSONB, nullable=False, server_default="{}"),  # gateway.scopes.Scopes
 )
 
 api_key = sa.Table(
@@ -49,5 +50,39 @@ api_key = sa.Table(
     sa.Column("limits", JSONB, nullable=False, server_default="{}"),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
     sa.Column("expires_at", sa.DateTime(timezone=True)),
+    sa.Column("scopes", JSONB, nullable=False, server_default="{}"),  # gateway.scopes.Scopes
+    sa.Column("imported", sa.Boolean, nullable=False, server_default=sa.false()),  # made elsewhere: to be rotated
+    sa.Column("old_hash", sa.LargeBinary, unique=True),  # of the secret before the last rotation
+    sa.Column("old_hash_until", sa.DateTime(timezone=True)),
     sa.CheckConstraint("state IN ('active', 'revoked')", name="state"),
+)
+
+hold = sa.Table(
+    "hold",
+    METADATA,
+    sa.Column("kind", sa.Text, primary_key=True),  # org | project | model
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("mode", sa.Text, nullable=False),  # suspended | read_only
+    sa.Column("drain", sa.Boolean, nullable=False),  # running streams may end by themselves
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.CheckConstraint("kind IN ('org', 'project', 'model')", name="kind"),
+    sa.CheckConstraint("mode IN ('suspended', 'read_only')", name="mode"),
+)
+
+change = sa.Table(
+    "change",
+    METADATA,
+    sa.Column("id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),  # key | org | project | model
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("organisation_id", sa.Text),
+    sa.Column("detail", JSONB, nullable=False, server_default="{}"),
+    sa.Column("published_at", sa.DateTime(timezone=True)),  # in Redis; NULL = still to be
+    sa.Index("ix_change_organisation_id", "organisation_id", "id"),
+    sa.Index("ix_change_unpublished", "id", postgresql_where=sa.text("published_at IS NULL")),
 )

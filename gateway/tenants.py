@@ -3,6 +3,8 @@
 A key is `pdg_` and 256 random bits. Stored are its SHA-256 and a visible prefix, so a copy of the
 database opens nothing; a slow hash would add nothing, since there is no dictionary of 256-bit keys.
 
+A key may be made elsewhere and imported; then it has no prefix of ours and is marked for rotation.
+
 Every change of a key, or of limits above it, raises the key's version. `publish_key_state` puts
 `STATE:VERSION` into the organisation's Redis shard, where the reserve script compares it, so a
 gateway with an old copy notices at the next request.
@@ -20,12 +22,16 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from contracts import keys
+from contracts.wire import FIELD, Change, encode
+from gateway.audit import record
 from gateway.limits import NO_LIMITS, Limits
+from gateway.scopes import NO_SCOPES, Scopes
 from gateway.tables import api_key, organisation, project
 
 KEY_PREFIX: Final = "pdg_"
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHOWN_CHARACTERS: Final = 12
+CHANGES_KEPT: Final = 10_000
 
 # Sets the state only if it is newer: a gateway that read Postgres before a revocation must not undo it.
 _PUBLISH: Final = """
@@ -38,6 +44,10 @@ return 1
 
 class NoSuchTenant(LookupError):
     """The organisation, project or key does not exist, or belongs to somebody else."""
+
+
+class KeyKnown(ValueError):
+    """A key with this hash exists."""
 
 
 class Organisation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +67,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     organisation_id: str
     name: str
     limits: Limits
+    scopes: Scopes
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +86,20 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     project_limits: Limits
     organisation_limits: Limits
+    scopes: Scopes = NO_SCOPES
+    project_scopes: Scopes = NO_SCOPES
+    imported: bool = False  # made elsewhere: to be rotated
     budgeted: frozenset[str] = frozenset()  # scopes whose budget billing keeps: key, project, org, credit
 
     @property
     def key_state(self) -> str:
         """Return what the reserve script compares: `STATE:VERSION`."""
         return f"{self.state}:{self.version}"
+
+    @property
+    def bounds(self) -> tuple[Scopes, Scopes]:
+        """Return what the key may be used for: its own scopes and its project's."""
+        return self.scopes, self.project_scopes
 
 
 def new_id(kind: str) -> str:
@@ -99,10 +118,12 @@ def hash_key(plaintext: str) -> bytes:
 
 
 async def publish_key_state(redis: Redis, key: ApiKey) -> None:
-    """Make the reserve script know the key's state; an older state never replaces a newer one."""
+    """Make the reserve script and all gateways know the key's state; an older state never replaces a newer one."""
     shard_key = keys.key_states(key.organisation_id)
     answer: Any = redis.eval(_PUBLISH, 1, shard_key, key.id, key.state, str(key.version))
-    await answer
+    if await answer and key.version > 1:  # nobody has a new key in memory
+        entry: Any = {FIELD: encode(Change(kind="key", id=key.id, state=key.key_state))}
+        await redis.xadd(keys.CHANGES, entry, maxlen=CHANGES_KEPT, approximate=True)
 
 
 class Tenants:
@@ -137,13 +158,16 @@ class Tenants:
             row = (await db.execute(query)).mappings().one_or_none()
         return _organisation(row) if row else None
 
-    async def create_project(self, tenant: str, name: str, *, limits: Limits = NO_LIMITS) -> Project:
+    async def create_project(
+        self, tenant: str, name: str, *, limits: Limits = NO_LIMITS, scopes: Scopes = NO_SCOPES
+    ) -> Project:
         """Create a project. Raises NoSuchTenant."""
         values = {
             "id": new_id("proj"),
             "organisation_id": tenant,
             "name": name,
             "limits": _limits_out(limits),
+            "scopes": msgspec.to_builtins(scopes),
         }
         try:
             async with self._engine.begin() as db:
@@ -167,34 +191,86 @@ class Tenants:
         *,
         is_admin: bool = False,
         limits: Limits = NO_LIMITS,
+        scopes: Scopes = NO_SCOPES,
         expires_at: dt.datetime | None = None,
+        actor: str = "",
     ) -> tuple[ApiKey, str]:
         """Create a key and return it with its plaintext, which is nowhere stored. Raises NoSuchTenant."""
         plaintext = new_key()
         values = {
-            "id": new_id("key"),
-            "organisation_id": tenant,
-            "project_id": project_id,
             "name": name,
             "prefix": plaintext[:_SHOWN_CHARACTERS],
             "hash": hash_key(plaintext),
             "is_admin": is_admin,
             "limits": _limits_out(limits),
+            "scopes": msgspec.to_builtins(scopes),
             "expires_at": expires_at,
         }
+        return await self._add_key(tenant, project_id, values, actor=actor, action="created"), plaintext
+
+    async def import_key(
+        self,
+        tenant: str,
+        project_id: str,
+        name: str,
+        *,
+        key_hash: bytes,
+        prefix: str = "",
+        limits: Limits = NO_LIMITS,
+        scopes: Scopes = NO_SCOPES,
+        actor: str = "",
+    ) -> ApiKey:
+        """Take over a key that was made elsewhere, by its SHA-256; it is marked for rotation.
+
+        Raises:
+            NoSuchTenant: no such project.
+            KeyKnown: the key is here already.
+        """
+        values = {
+            "name": name,
+            "prefix": prefix,
+            "hash": key_hash,
+            "limits": _limits_out(limits),
+            "scopes": msgspec.to_builtins(scopes),
+            "imported": True,
+        }
+        try:
+            return await self._add_key(tenant, project_id, values, actor=actor, action="imported")
+        except sa.exc.IntegrityError:
+            raise KeyKnown(f"the key {name!r} is known already") from None
+
+    async def _add_key(
+        self, tenant: str, project_id: str, values: dict[str, Any], *, actor: str, action: str
+    ) -> ApiKey:
+        values |= {"id": new_id("key"), "organisation_id": tenant, "project_id": project_id}
         async with self._engine.begin() as db:
             owned = sa.select(project.c.id).where(project.c.id == project_id, project.c.organisation_id == tenant)
             if (await db.execute(owned)).one_or_none() is None:
                 raise NoSuchTenant(f"{tenant} has no project {project_id}")
             await db.execute(sa.insert(api_key).values(values))
+            await record(db, actor=actor, action=action, kind="key", subject=values["id"], org=tenant)
             row = (await db.execute(_keys().where(api_key.c.id == values["id"]))).mappings().one()
-        return _key(row), plaintext
+        return _key(row)
+
+    async def find_key(self, tenant: str, key_id: str) -> ApiKey | None:
+        """Return one of the tenant's keys."""
+        mine = (api_key.c.organisation_id == tenant) & (api_key.c.id == key_id)
+        async with self._engine.begin() as db:
+            row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
+        return _key(row) if row else None
 
     async def find_by_hash(self, key_hash: bytes) -> ApiKey | None:
         """Return the key with this hash. The one query without a tenant: it is how the tenant becomes known."""
+        old = (api_key.c.old_hash == key_hash) & (api_key.c.old_hash_until > sa.func.now())
         async with self._engine.begin() as db:
-            row = (await db.execute(_keys().where(api_key.c.hash == key_hash))).mappings().one_or_none()
-        return _key(row) if row else None
+            row = (await db.execute(_keys().where((api_key.c.hash == key_hash) | old))).mappings().one_or_none()
+        if row is None:
+            return None
+        key = _key(row)
+        if row["hash"] == key_hash:
+            return key
+        ends = min(row["old_hash_until"], key.expires_at or row["old_hash_until"])
+        return msgspec.structs.replace(key, expires_at=ends)
 
     async def list_keys(self, tenant: str) -> Sequence[ApiKey]:
         """Return the tenant's keys, oldest first, revoked ones included."""
@@ -203,19 +279,46 @@ class Tenants:
             rows = (await db.execute(query)).mappings().all()
         return [_key(row) for row in rows]
 
-    async def revoke(self, tenant: str, key_id: str) -> ApiKey:
+    async def revoke(self, tenant: str, key_id: str, *, actor: str = "") -> ApiKey:
         """Revoke a key. The caller publishes the returned state. Raises NoSuchTenant."""
-        return await self._change_key(tenant, key_id, {"state": "revoked"})
+        changes = {"state": "revoked", "old_hash": None, "old_hash_until": None}
+        return await self._change_key(tenant, key_id, changes, actor=actor, action="revoked")
 
-    async def rotate(self, tenant: str, key_id: str) -> tuple[ApiKey, str]:
-        """Give a key a new secret; the old one stops to work once the returned state is published.
+    async def rotate(
+        self, tenant: str, key_id: str, *, overlap: dt.timedelta = dt.timedelta(0), actor: str = ""
+    ) -> tuple[ApiKey, str]:
+        """Give a key a new secret; the old one works for `overlap` more, or until the returned state is published.
 
         Raises:
             NoSuchTenant: no such key, or a revoked one.
         """
         plaintext = new_key()
-        changes = {"hash": hash_key(plaintext), "prefix": plaintext[:_SHOWN_CHARACTERS]}
-        return await self._change_key(tenant, key_id, changes), plaintext
+        overlaps = overlap > dt.timedelta(0)
+        changes = {
+            "hash": hash_key(plaintext),
+            "prefix": plaintext[:_SHOWN_CHARACTERS],
+            "imported": False,
+            "old_hash": api_key.c.hash if overlaps else None,
+            "old_hash_until": sa.func.now() + overlap if overlaps else None,
+        }
+        return await self._change_key(tenant, key_id, changes, actor=actor, action="rotated"), plaintext
+
+    async def set_project(
+        self, tenant: str, project_id: str, *, limits: Limits, scopes: Scopes, actor: str = ""
+    ) -> Sequence[ApiKey]:
+        """Replace a project's limits and scopes; return its keys, whose states the caller publishes."""
+        mine = (project.c.organisation_id == tenant) & (project.c.id == project_id)
+        values = {"limits": _limits_out(limits), "scopes": msgspec.to_builtins(scopes)}
+        keys_of_it = api_key.c.project_id == project_id
+        async with self._engine.begin() as db:
+            changed = await db.execute(sa.update(project).where(mine).values(values))
+            if not changed.rowcount:
+                raise NoSuchTenant(f"{tenant} has no project {project_id}")
+            await db.execute(sa.update(api_key).where(keys_of_it).values(version=api_key.c.version + 1))
+            rows = (await db.execute(_keys().where(keys_of_it))).mappings().all()
+            for row in rows:
+                await record(db, actor=actor, action="project_changed", kind="key", subject=row["id"], org=tenant)
+        return [_key(row) for row in rows]
 
     async def set_organisation_limits(self, tenant: str, limits: Limits) -> Sequence[ApiKey]:
         """Replace the tenant's limits and return its keys, whose states the caller publishes."""
@@ -228,14 +331,17 @@ class Tenants:
             rows = (await db.execute(_keys().where(api_key.c.organisation_id == tenant))).mappings().all()
         return [_key(row) for row in rows]
 
-    async def _change_key(self, tenant: str, key_id: str, changes: dict[str, Any]) -> ApiKey:
+    async def _change_key(
+        self, tenant: str, key_id: str, changes: dict[str, Any], *, actor: str, action: str
+    ) -> ApiKey:
         mine = (api_key.c.organisation_id == tenant) & (api_key.c.id == key_id)
         change = sa.update(api_key).where(mine, api_key.c.state == "active")
         async with self._engine.begin() as db:
             await db.execute(change.values(**changes, version=api_key.c.version + 1))
             row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
-        if row is None or ("state" not in changes and row["state"] != "active"):
-            raise NoSuchTenant(f"{tenant} has no active key {key_id}")
+            if row is None or ("state" not in changes and row["state"] != "active"):
+                raise NoSuchTenant(f"{tenant} has no active key {key_id}")
+            await record(db, actor=actor, action=action, kind="key", subject=key_id, org=tenant)
         return _key(row)
 
 
@@ -253,6 +359,7 @@ def _keys() -> sa.Select[Any]:
         sa.select(
             api_key,
             project.c.limits.label("project_limits"),
+            project.c.scopes.label("project_scopes"),
             organisation.c.limits.label("organisation_limits"),
         )
         .join(project, project.c.id == api_key.c.project_id)
@@ -285,6 +392,7 @@ def _project(row: sa.RowMapping) -> Project:
         organisation_id=row["organisation_id"],
         name=row["name"],
         limits=_limits_in(row["limits"]),
+        scopes=msgspec.convert(row["scopes"], Scopes),
     )
 
 
@@ -303,4 +411,7 @@ def _key(row: sa.RowMapping) -> ApiKey:
         limits=_limits_in(row["limits"]),
         project_limits=_limits_in(row["project_limits"]),
         organisation_limits=_limits_in(row["organisation_limits"]),
+        scopes=msgspec.convert(row["scopes"], Scopes),
+        project_scopes=msgspec.convert(row["project_scopes"], Scopes),
+        imported=row["imported"],
     )

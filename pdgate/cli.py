@@ -16,6 +16,7 @@ from pdgate.connection import data_folder
 from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine
 from pdgate.init import init
+from pdgate.key_commands import keys
 from pdgate.layout import catalog_file, layout_of
 from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model
@@ -28,7 +29,7 @@ from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
-from pdgate.tenant_commands import keys, orgs
+from pdgate.tenant_commands import orgs
 from pdgate.usage import usage
 
 app = typer.Typer(

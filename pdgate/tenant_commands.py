@@ -1,22 +1,30 @@
-"""`pdgate orgs` and `pdgate keys`."""
+"""`pdgate orgs`, and `pdgate models suspend` and `resume`."""
 
 import asyncio
 import datetime as dt
+import getpass
 from typing import Annotated
 
 import msgspec
 import typer
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.limits import Limits
-from gateway.tenants import ApiKey, NoSuchTenant, Organisation, Tenants, publish_key_state
+from contracts.catalog import read_catalog
+from gateway.changes import Announcer, HoldBook
+from gateway.holds import READ_ONLY, SUSPENDED, Hold
+from gateway.tenants import Organisation, Tenants
 from pdgate.connection import open_database, open_redis
-from pdgate.output import AsJson, show, show_json
+from pdgate.layout import catalog_file
+from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart
+from pdgate.serving_commands import models
 
 orgs = typer.Typer(help="Organisations: the tenants that pay.", no_args_is_help=True)
-keys = typer.Typer(help="API keys of an organisation.", no_args_is_help=True)
 
-Org = Annotated[str, typer.Option("--org", help="Id or name of the organisation.")]
+OrgArgument = Annotated[str, typer.Argument(help="Id or name of the organisation.")]
+Project = Annotated[str, typer.Option(help="Id of one of its projects: only that.")]
+Drain = Annotated[bool, typer.Option("--drain", help="Let running answers come to their end.")]
+Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
 class OrganisationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,27 +36,15 @@ class OrganisationRow(msgspec.Struct, frozen=True, kw_only=True):
     created: str
 
 
-class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it is printed: never the secret."""
+class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is held, as it is printed. `mode` is empty when it is free again."""
 
+    kind: str
     id: str
-    name: str
-    prefix: str
-    state: str
-    admin: bool
-    organisation: str
-    project: str
-    created: str
-    expires: str | None
-
-
-class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A fresh key with its secret, which is shown once."""
-
-    id: str
-    key: str
-    organisation: str
-    project: str
+    mode: str
+    drain: bool
+    reason: str
+    actor: str
 
 
 @orgs.command("create")
@@ -81,107 +77,141 @@ def list_orgs(as_json: AsJson = False) -> None:
     show(asyncio.run(run()), as_json=as_json)
 
 
-@keys.command("create")
-def create_key(
-    org: Org,
-    name: Annotated[str, typer.Option(help="Name of the key, shown in lists.")] = "default",
-    project: Annotated[str, typer.Option(help="Id of the project; the organisation's first one if absent.")] = "",
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Most requests at once.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most prompt and generated tokens.")] = None,
-    expires_in_days: Annotated[int | None, typer.Option(min=1, help="Days until the key stops to work.")] = None,
-    admin: Annotated[bool, typer.Option(help="May use the admin API.")] = False,
-    as_json: AsJson = False,
+@orgs.command("suspend")
+def suspend_org(
+    org: OrgArgument, project: Project = "", drain: Drain = False, reason: Reason = "", as_json: AsJson = False
 ) -> None:
-    """Create a key and print its secret, which is stored nowhere."""
-    limits = Limits(
-        concurrent_requests=concurrent, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
-    )
-    expires = dt.datetime.now(dt.UTC) + dt.timedelta(days=expires_in_days) if expires_in_days else None
-
-    async def run() -> NewKey:
-        async with open_database() as database, open_redis() as redis:
-            tenants = Tenants(database)
-            organisation = await _find(tenants, org)
-            projects = await tenants.list_projects(organisation.id)
-            chosen = project or (projects[0].id if projects else "")
-            try:
-                key, secret = await tenants.create_key(
-                    organisation.id, chosen, name=name, is_admin=admin, limits=limits, expires_at=expires
-                )
-            except NoSuchTenant as error:
-                raise CannotStart(str(error)) from None
-            await publish_key_state(redis, key)
-            return NewKey(id=key.id, key=secret, organisation=key.organisation_id, project=key.project_id)
-
-    made = asyncio.run(run())
-    if as_json:
-        show_json(made)
-    else:
-        typer.echo(f"{made.id} in {made.organisation}, {made.project}. The secret is shown this once:\n{made.key}")
+    """Refuse every call of an organisation or project, on every gateway within the second. Reversible."""
+    show([_hold(org, project, SUSPENDED, drain=drain, reason=reason)], as_json=as_json)
 
 
-@keys.command("list")
-def list_keys(org: Org, as_json: AsJson = False) -> None:
-    """List an organisation's keys, revoked ones included."""
+@orgs.command("read-only")
+def set_org_read_only(
+    org: OrgArgument, project: Project = "", drain: Drain = False, reason: Reason = "", as_json: AsJson = False
+) -> None:
+    """Refuse calls that would run on a worker; usage and past requests can still be read. Reversible."""
+    show([_hold(org, project, READ_ONLY, drain=drain, reason=reason)], as_json=as_json)
 
-    async def run() -> list[KeyRow]:
+
+@orgs.command("resume")
+def resume_org(org: OrgArgument, project: Project = "", as_json: AsJson = False) -> None:
+    """Undo `suspend` or `read-only`."""
+
+    async def run() -> HoldRow:
         async with open_database() as database:
-            tenants = Tenants(database)
-            organisation = await _find(tenants, org)
-            return [_key_row(key) for key in await tenants.list_keys(organisation.id)]
-
-    show(asyncio.run(run()), as_json=as_json)
-
-
-@keys.command("revoke")
-def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="Id of the key: key_…")],
-    org: Org,
-    as_json: AsJson = False,
-) -> None:
-    """Revoke a key for good: new requests are refused from the moment this returns."""
-
-    async def run() -> KeyRow:
-        async with open_database() as database, open_redis() as redis:
-            tenants = Tenants(database)
-            organisation = await _find(tenants, org)
-            try:
-                key = await tenants.revoke(organisation.id, key_id)
-            except NoSuchTenant as error:
-                raise CannotStart(str(error)) from None
-            await publish_key_state(redis, key)
-            return _key_row(key)
+            tenant, kind, name = await _target(Tenants(database), org, project)
+            return await _lift(database, kind, name, org=tenant)
 
     show([asyncio.run(run())], as_json=as_json)
 
 
-async def _find(tenants: Tenants, org: str) -> Organisation:
+@orgs.command("held")
+def list_held(as_json: AsJson = False) -> None:
+    """List the organisations, projects and models that are suspended or may only read."""
+
+    async def run() -> list[HoldRow]:
+        async with open_database() as database:
+            return [_hold_row(found) for found in await HoldBook(database).all()]
+
+    show(asyncio.run(run()), as_json=as_json, empty="nothing is held")
+
+
+@models.command("suspend")
+def suspend_model(
+    model: Annotated[str, typer.Argument(help="Public name of the model.")],
+    drain: Drain = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Refuse every request for a model, on every gateway within the second. Reversible."""
+    if model not in read_catalog(catalog_file()).models:
+        raise CannotStart(f"there is no model {model!r}: see `pdgate models list`")
+
+    async def run() -> HoldRow:
+        async with open_database() as database:
+            hold = Hold(kind="model", id=model, mode=SUSPENDED, drain=drain, reason=reason, actor=operator())
+            return await _put(database, hold, org=None)
+
+    show([asyncio.run(run())], as_json=as_json)
+
+
+@models.command("resume")
+def resume_model(
+    model: Annotated[str, typer.Argument(help="Public name of the model.")], as_json: AsJson = False
+) -> None:
+    """Undo `suspend`."""
+
+    async def run() -> HoldRow:
+        async with open_database() as database:
+            return await _lift(database, "model", model, org=None)
+
+    show([asyncio.run(run())], as_json=as_json)
+
+
+def operator() -> str:
+    """Return who runs the command, for the record of changes."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "cli"
+
+
+async def find_org(tenants: Tenants, org: str) -> Organisation:
+    """Return the organisation of an id or a name. Raises CannotStart."""
     for organisation in await tenants.list_organisations():
         if org in (organisation.id, organisation.name):
             return organisation
     raise CannotStart(f"there is no organisation {org!r}: see `pdgate orgs list`")
 
 
+async def _target(tenants: Tenants, org: str, project: str) -> tuple[str, str, str]:
+    organisation = await find_org(tenants, org)
+    if not project:
+        return organisation.id, "org", organisation.id
+    if project not in {found.id for found in await tenants.list_projects(organisation.id)}:
+        raise CannotStart(f"{org!r} has no project {project!r}")
+    return organisation.id, "project", project
+
+
+def _hold(org: str, project: str, mode: str, *, drain: bool, reason: str) -> HoldRow:
+    async def run() -> HoldRow:
+        async with open_database() as database:
+            tenant, kind, name = await _target(Tenants(database), org, project)
+            hold = Hold(kind=kind, id=name, mode=mode, drain=drain, reason=reason, actor=operator())
+            return await _put(database, hold, org=tenant)
+
+    return asyncio.run(run())
+
+
+async def _put(database: AsyncEngine, hold: Hold, *, org: str | None) -> HoldRow:
+    await HoldBook(database).put(hold, org=org)
+    await publish(database)
+    return _hold_row(hold)
+
+
+async def _lift(database: AsyncEngine, kind: str, name: str, *, org: str | None) -> HoldRow:
+    if not await HoldBook(database).lift(kind, name, org=org, actor=operator()):
+        raise CannotStart(f"{name!r} is not held: see `pdgate orgs held`")
+    await publish(database)
+    return HoldRow(kind=kind, id=name, mode="", drain=False, reason="", actor=operator())
+
+
+async def publish(database: AsyncEngine) -> None:
+    """Make every gateway know what was changed."""
+    async with open_redis() as redis:
+        await Announcer(database, redis).publish_pending()
+
+
+def _hold_row(hold: Hold) -> HoldRow:
+    return HoldRow(kind=hold.kind, id=hold.id, mode=hold.mode, drain=hold.drain, reason=hold.reason, actor=hold.actor)
+
+
 def _organisation_row(organisation: Organisation) -> OrganisationRow:
     return OrganisationRow(
-        id=organisation.id, name=organisation.name, demo=organisation.is_demo, created=_when(organisation.created_at)
+        id=organisation.id, name=organisation.name, demo=organisation.is_demo, created=when(organisation.created_at)
     )
 
 
-def _key_row(key: ApiKey) -> KeyRow:
-    return KeyRow(
-        id=key.id,
-        name=key.name,
-        prefix=key.prefix,
-        state=key.state,
-        admin=key.is_admin,
-        organisation=key.organisation_id,
-        project=key.project_id,
-        created=_when(key.created_at),
-        expires=_when(key.expires_at) if key.expires_at else None,
-    )
-
-
-def _when(moment: dt.datetime) -> str:
+def when(moment: dt.datetime) -> str:
+    """Return a time as it is printed."""
     return moment.astimezone(dt.UTC).isoformat(timespec="seconds")

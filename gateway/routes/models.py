@@ -7,13 +7,14 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from contracts.errors import ModelNotFound
-from gateway.auth import Authenticator, credential
+from gateway.guard import Guard
 from gateway.models import Models
 from gateway.prices import Prices
 from gateway.schemas.answers import ModelList, ModelPrice, ModelView, TierView, money_text
+from gateway.scopes import allows_model
 
 
-def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HTTPRouteHandler]:
+def model_routes(guard: Guard, models: Models, prices: Prices) -> list[HTTPRouteHandler]:
     """Return the handlers of models."""
 
     def view(public: str) -> ModelView:
@@ -44,16 +45,16 @@ def model_routes(auth: Authenticator, models: Models, prices: Prices) -> list[HT
     @get("/v1/models", summary="List the models", operation_id="listModels", tags=["models"])
     async def list_models(request: Request[Any, Any, Any]) -> ModelList:
         """Return every model with its context length, prices and SLO targets."""
-        await auth.confirm(credential(request.headers))
-        return ModelList(data=[view(public) for public in models.catalog.models])
+        key = await guard.key_of(request)
+        return ModelList(data=[view(public) for public in models.catalog.models if allows_model(key.bounds, public)])
 
     @get("/v1/models/{model_id:path}", summary="Get a model", operation_id="getModel", tags=["models"])
     async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> ModelView:
         """Return one model, by its name or an alias."""
-        await auth.confirm(credential(request.headers))
+        key = await guard.key_of(request)
         name = model_id.lstrip("/")
         found = models.catalog.find(name)
-        if found is None:
+        if found is None or not allows_model(key.bounds, found[0]):
             raise ModelNotFound(name)
         return view(found[0])
 

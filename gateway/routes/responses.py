@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 
 from contracts.errors import BadRequest
 from gateway.answers import Answers, StreamAnswer
-from gateway.auth import Authenticator, credential
+from gateway.guard import Guard
 from gateway.openapi import json_operation
 from gateway.response_book import ResponseBook
 from gateway.responses import Responses, ResponseStream
@@ -41,12 +41,12 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_routes(
-    starter: Starter, responses: Responses, book: ResponseBook, auth: Authenticator, answers: Answers
+    starter: Starter, responses: Responses, book: ResponseBook, guard: Guard, answers: Answers
 ) -> list[HTTPRouteHandler]:
     """Return the handlers of responses."""
 
     async def org_of(request: Http) -> str:
-        return (await auth.confirm(credential(request.headers))).organisation_id
+        return (await guard.key_of(request)).organisation_id
 
     @post(
         "/v1/responses",

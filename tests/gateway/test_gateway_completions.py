@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from gateway_rig import Rig, events_of
+from gateway_rig import Rig, events_of, eventually
 
 from contracts.lifecycle import FinishReason, Phase
 from contracts.usage import Outcome
@@ -117,6 +117,7 @@ async def test_a_client_that_leaves_a_completion_of_many_prompts_stops_each(rig:
             handles.append(await rig.decode.open(submit.rid, Phase.UNIFIED))
             await handles[-1].tokens("x")
         asked.cancel()
+        await eventually(lambda: len(rig.decode.aborts) == 2)
     for handle in handles:
         await handle.finish(FinishReason.ABORTED, prompt=3, completion=1)
     assert [(await rig.usage(submit.rid)).outcome for submit in submits] == [Outcome.CLIENT_LEFT] * 2

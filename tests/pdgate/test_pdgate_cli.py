@@ -168,3 +168,43 @@ def test_tables_show_unknown_values_as_a_dash(capsys):
 
     show([Row(name="a", expires=None)], as_json=False)
     assert re.search(r"a\s+-", capsys.readouterr().out)
+
+
+def test_keys_can_be_scoped_rotated_and_imported(run, tmp_path):
+    run("orgs", "create", "Imports")
+    scoped = ["--model", "tiny", "--network", "10.0.0.0/8", "--sees-workers"]
+    made = json.loads(run("keys", "create", "--org", "Imports", *scoped, "--json"))
+    rotated = json.loads(run("keys", "rotate", made["id"], "--org", "Imports", "--overlap-hours", "1", "--json"))
+    assert (rotated["id"], rotated["key"] == made["key"]) == (made["id"], False)
+    plain, hashed = "sk-from-elsewhere-0001", "ab" * 32
+    lines = [{"key": plain, "limits": {"requests_per_minute": 5}}, {"sha256": hashed, "name": "batch"}]
+    file = tmp_path / "keys.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    taken = json.loads(run("keys", "import", str(file), "--org", "Imports", "--json"))
+    assert [(row["name"], row["prefix"], row["rotate"]) for row in taken] == [
+        ("imported", "sk-f…", True),
+        ("batch", "", True),
+    ]
+    assert plain not in run("keys", "list", "--org", "Imports", "--json")
+
+
+def test_an_import_says_which_line_is_wrong(run, tmp_path, monkeypatch, capsys):
+    run("orgs", "create", "Wrong lines")
+    file = tmp_path / "keys.jsonl"
+    file.write_text('{"key": "sk-good-one-000000"}\n{"sha256": "abc"}\n')
+    result = CliRunner().invoke(app, ["keys", "import", str(file), "--org", "Wrong lines"])
+    assert "line 2" in str(result.exception)
+    assert json.loads(run("keys", "list", "--org", "Wrong lines", "--json")) == []
+
+
+def test_an_organisation_and_a_model_can_be_held_and_resumed(run):
+    org = json.loads(run("orgs", "create", "Held", "--json"))[0]["id"]
+    held = json.loads(run("orgs", "suspend", "Held", "--drain", "--reason", "unpaid", "--json"))
+    assert [(row["kind"], row["id"], row["mode"], row["drain"]) for row in held] == [("org", org, "suspended", True)]
+    run("orgs", "read-only", "Held")
+    run("models", "suspend", "tiny")
+    listed = json.loads(run("orgs", "held", "--json"))
+    assert {(row["kind"], row["mode"]) for row in listed} == {("org", "read_only"), ("model", "suspended")}
+    run("orgs", "resume", "Held")
+    run("models", "resume", "tiny")
+    assert json.loads(run("orgs", "held", "--json")) == []

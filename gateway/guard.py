@@ -1,0 +1,47 @@
+"""Who may call what: the key, then what holds its tenant, then its scopes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Request
+
+from gateway.auth import Authenticator, credential
+from gateway.holds import Holds
+from gateway.scopes import check_call, check_model, check_tier, client_address
+from gateway.tenants import ApiKey
+
+
+class Guard:
+    """Checks callers. Errors: InvalidApiKey, PermissionDenied, ModelNotFound, NoCapacity, DependencyDown."""
+
+    def __init__(self, auth: Authenticator, holds: Holds, *, trusted_proxies: Sequence[str]) -> None:
+        """`trusted_proxies`: networks whose `x-forwarded-for` is believed."""
+        self._auth = auth
+        self._holds = holds
+        self._trusted = trusted_proxies
+
+    async def key_of(self, request: Request[Any, Any, Any], *, serving: bool = False) -> ApiKey:
+        """Return the key of a request.
+
+        `serving`: the call would run on a worker. Then the reserve script compares the key's state; otherwise it is
+        compared here.
+        """
+        authorization = credential(request.headers)
+        key = await (self._auth.authenticate if serving else self._auth.confirm)(authorization)
+        self._holds.check_caller(key.organisation_id, key.project_id, serving=serving)
+        if any(scopes.endpoints is not None or scopes.networks is not None for scopes in key.bounds):
+            peer = request.client.host if request.client is not None else ""
+            address = client_address(peer, request.headers.get("x-forwarded-for", ""), self._trusted)
+            check_call(key.bounds, endpoint=request.url.path, address=address)
+        return key
+
+    async def reload(self, authorization: str | None) -> ApiKey:
+        """Return the key as Postgres has it now."""
+        return await self._auth.reload(authorization)
+
+    def check_work(self, key: ApiKey, *, model: str, tier: str) -> None:
+        """Check that a key may use a model in a tier, and that nothing holds it."""
+        self._holds.check_caller(key.organisation_id, key.project_id, serving=True)
+        self._holds.check_model(model)
+        check_model(key.bounds, model)
+        check_tier(key.bounds, tier)
