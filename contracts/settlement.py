@@ -228,7 +228,7 @@ def usage_event_of(
         outcome=outcome,
         tokens=tokens,
         price=owner.price,
-        cost=rating.cost(tokens, owner.price) if billable else Nano(0),
+        cost=rating.cost(tokens, owner.price, batch=bool(told.get("batch"))) if billable else Nano(0),
         simulated=owner.simulated,
         dimensions=owner.dimensions,
         traceparent=owner.traceparent,

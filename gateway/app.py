@@ -26,10 +26,14 @@ from contracts.wire import InboxEntry
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
 from gateway.auth import Authenticator
+from gateway.batch_endpoints import LineKeys, begin_line
+from gateway.batch_runner import BatchRunner
+from gateway.batches import Batches
 from gateway.changes import Announcer, HoldBook, Watcher
 from gateway.chat import Chat
 from gateway.completions import Completions
 from gateway.errors import Edge
+from gateway.files import Files
 from gateway.fleet import Fleet
 from gateway.generation import Generation
 from gateway.guard import Guard
@@ -51,6 +55,7 @@ from gateway.response_book import ResponseBook
 from gateway.responses import Responses
 from gateway.routes.chat import chat_routes
 from gateway.routes.completions import completion_routes
+from gateway.routes.files import batch_routes, file_routes
 from gateway.routes.health import health_routes
 from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
@@ -163,6 +168,22 @@ class Gateway:
         self.messages = Messages(self.starter, self.chat, catalog=catalog)
         self.response_book = ResponseBook(self.redis, gateway_id=gateway_id, ttl_s=settings.response_ttl_s)
         self.responses = Responses(self.starter, self.chat, self.response_book, catalog=catalog, gateway_id=gateway_id)
+        self.files = Files(self.engine, max_organisation_bytes=settings.max_files_bytes)
+        self.batches = Batches(self.engine, runner=gateway_id)
+        self.batch_runner = BatchRunner(
+            self.engine,
+            self.batches,
+            self.files,
+            LineKeys(self.auth, self.starter),
+            {
+                "/v1/chat/completions": begin_line(self.chat.start),
+                "/v1/completions": begin_line(self.completions.start),
+                "/v1/responses": begin_line(self.responses.start),
+                "/v1/messages": begin_line(self.messages.start),
+            },
+            max_lines_at_once=settings.batch_lines_at_once,
+            max_line_bytes=settings.max_body_bytes,
+        )
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
@@ -203,6 +224,7 @@ class Gateway:
             "purse": self.purse.run,
             "answers": self.answers.run,
             "responses": self.response_book.run,
+            "batches": self.batch_runner.run,
             "ticks": self._tick,
             "loop-lag": lambda: watch_loop_lag(self._instruments),
         }
@@ -214,6 +236,7 @@ class Gateway:
             finally:
                 await self._drain()
                 await _end(running)
+        await self.batch_runner.release()
         self.settlement.close()
         await self._lease.release()
         self.workshop.close()
@@ -287,6 +310,8 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
             *completion_routes(gateway.starter, gateway.completions, gateway.answers),
             *message_routes(gateway.starter, gateway.messages, gateway.answers),
             *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.guard, gateway.answers),
+            *file_routes(gateway.guard, gateway.files, max_file_bytes=gateway.settings.max_file_bytes),
+            *batch_routes(gateway.starter, gateway.guard, gateway.files, gateway.batches, gateway.batch_runner),
             *token_routes(gateway.starter, gateway.models, gateway.workshop),
             *model_routes(gateway.guard, gateway.models, gateway.prices),
             *request_routes(gateway.guard, gateway.lookup),

@@ -29,11 +29,15 @@ class Guard:
         authorization = credential(request.headers)
         key = await (self._auth.authenticate if serving else self._auth.confirm)(authorization)
         self._holds.check_caller(key.organisation_id, key.project_id, serving=serving)
+        self.check_endpoint(request, key, request.url.path)
+        return key
+
+    def check_endpoint(self, request: Request[Any, Any, Any], key: ApiKey, endpoint: str) -> None:
+        """Check that a key may call an endpoint from where the request comes from."""
         if any(scopes.endpoints is not None or scopes.networks is not None for scopes in key.bounds):
             peer = request.client.host if request.client is not None else ""
             address = client_address(peer, request.headers.get("x-forwarded-for", ""), self._trusted)
-            check_call(key.bounds, endpoint=request.url.path, address=address)
-        return key
+            check_call(key.bounds, endpoint=endpoint, address=address)
 
     async def reload(self, authorization: str | None) -> ApiKey:
         """Return the key as Postgres has it now."""

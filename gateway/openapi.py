@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, RequestBody, Schema
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    OpenAPIType,
+    Operation,
+    Reference,
+    RequestBody,
+    Schema,
+)
 
 
 def json_operation(
@@ -27,6 +36,30 @@ def json_operation(
             }
 
     return JsonOperation
+
+
+def form_operation(answer: type[msgspec.Struct]) -> type[Operation]:
+    """Return the operation class of a handler that takes a file as multipart form data."""
+    given = _schema(answer)
+    fields: dict[str, Reference | Schema] = {
+        "file": Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY),
+        "purpose": Schema(type=OpenAPIType.STRING, enum=["batch"]),
+    }
+    form = Schema(type=OpenAPIType.OBJECT, properties=fields, required=["file", "purpose"])
+
+    @dataclass
+    class FormOperation(Operation):
+        def __post_init__(self) -> None:
+            self.request_body = RequestBody(
+                content={"multipart/form-data": OpenAPIMediaType(schema=form)}, required=True
+            )
+            content = {"application/json": OpenAPIMediaType(schema=given)}
+            self.responses = {
+                "200": OpenAPIResponse(description="The file.", content=content),
+                "default": OpenAPIResponse(description="An error object."),
+            }
+
+    return FormOperation
 
 
 class _Inline(Schema):

@@ -25,7 +25,6 @@ from contracts.dimensions import NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity
 from contracts.identity import new_rid
 from contracts.parsing import Parsing
-from contracts.rating import Price
 from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
 from contracts.usage import Outcome
@@ -156,13 +155,28 @@ class Starter:
             reference=reference_of(request.headers),
         )
 
+    def arrive_later(
+        self, key: ApiKey, body: bytes, endpoint: str, *, reload_key: Callable[[], Awaitable[ApiKey]]
+    ) -> Arrival:
+        """Return a line of a batch as a request that arrives now, in the name of `key`."""
+        now_ms = self._prices.now_ms()
+        return Arrival(
+            rid=new_rid(now_ms),
+            key=key,
+            reload_key=reload_key,
+            body=body,
+            arrived_unix_ms=now_ms,
+            arrived_s=time.monotonic(),
+            route=endpoint,
+            batch=True,
+        )
+
     async def start(self, arrival: Arrival, work: Work, outputs: Sequence[Output]) -> Started:
         """Admit a work and write it to the inbox; prompt i writes to output i. Raises one of contracts.errors."""
         model = work.model
         self._guard.check_work(arrival.key, model=model.name, tier="default" if arrival.batch else tier_of(work))
         self._check_room(model, len(work.prompts))
-        price = await self._prices.of(model.name, arrival.key.organisation_id, arrival.arrived_unix_ms)
-        owner = self._owner(arrival.key, work, price=price, batch=arrival.batch)
+        owner = await self._owner(arrival, work)
         asked = [
             self._asked(
                 arrival,
@@ -208,10 +222,11 @@ class Starter:
         if pool.inbox_bytes > settings.inbox_max_bytes or pool.inbox_entries > settings.inbox_max_entries:
             raise NoCapacity(f"The queue of '{model.name}' is full.", retry_after_s=5)
 
-    def _owner(self, key: ApiKey, work: Work, *, price: Price, batch: bool) -> Owner:
-        model = work.model
+    async def _owner(self, arrival: Arrival, work: Work) -> Owner:
+        model, key = work.model, arrival.key
         tiers = model.model.tiers
-        tier = BATCH_TIER if batch else tier_of(work)
+        tier = BATCH_TIER if arrival.batch else tier_of(work)
+        price = await self._prices.of(model.name, key.organisation_id, arrival.arrived_unix_ms, tier)
         return Owner(
             org=key.organisation_id,
             project=key.project_id,
