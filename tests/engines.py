@@ -52,6 +52,11 @@ tpot_ms = 400
 """
 
 
+def catalogue_entry(name: str, *lines: str) -> str:
+    """One more model of the catalogue, `lines` being fields of its own."""
+    return _MODEL.replace("NAME", name).replace("\ntokenizer", "".join(f"\n{line}" for line in lines) + "\ntokenizer")
+
+
 class EngineWorker:
     """One worker process and what its lease says."""
 
@@ -79,7 +84,7 @@ class Engines:
         self.prompts = [tokenizer.encode(text).ids for text in TEXTS]
 
 
-def _tiny_model() -> Path:
+def tiny_model() -> Path:
     models = Path(os.environ.get("PDGATE_MODELS_DIR", REPOSITORY / ".pdgate/models"))
     if not (models / "tiny" / "config.json").exists():
         pytest.fail(f"{models / 'tiny'} is missing: run `pdgate engine install`, or set PDGATE_MODELS_DIR")
@@ -117,17 +122,23 @@ def _await_lease(redis: Redis, role: str, process: subprocess.Popen, log: Path, 
 
 
 @contextmanager
-def running_engines(folder: Path) -> Iterator[Engines]:
-    """Start the three workers below `folder`, and stop them at the end."""
-    model = _tiny_model()
+def running_engines(
+    folder: Path, *, model: Path | None = None, reference: Path | None = None, further_models: str = ""
+) -> Iterator[Engines]:
+    """Start the three workers below `folder`, and stop them at the end.
+
+    `reference` is the unified worker's model where it is another one; `further_models` adds to the catalogue.
+    """
+    model = model or tiny_model()
     catalog_file = folder / "models.toml"
-    catalog_file.write_text("".join(_MODEL.replace("NAME", name) for name in ("tiny", "reference")))
+    catalog_file.write_text("".join(_MODEL.replace("NAME", name) for name in ("tiny", "reference")) + further_models)
     valkey = start_valkey(folder / "valkey")
     redis = Redis.from_url(valkey.url)
     processes: dict[str, subprocess.Popen] = {}
     try:
         for role in ROLES:
-            processes[role] = _start(role, folder=folder, redis_url=valkey.url, catalog_file=catalog_file, model=model)
+            own = reference or model if role == "unified" else model
+            processes[role] = _start(role, folder=folder, redis_url=valkey.url, catalog_file=catalog_file, model=own)
         deadline = time.monotonic() + BOOT_S
         workers = {}
         for role, process in processes.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tests.engines import Engines
 from tests.processes import Stack
 
 
@@ -38,6 +39,28 @@ async def stack(
     stack.add_worker("decode-0", role="decode", environ={"WORKER_STEP_MS": "5"})
     yield stack
     stack.stop()
+
+
+@pytest.fixture
+async def real_stack(engines: Engines, stack_folder, database_url: str) -> AsyncIterator[Stack]:
+    """Gateway, scheduler and billing in front of the engines that the whole run shares."""
+    stack = Stack(
+        folder=stack_folder,
+        redis_url=engines.redis_url,
+        database_url=database_url,
+        catalog_file=engines.catalog_file,
+        models_dir=engines.models_dir,
+    )
+    await stack.seed()
+    stack.add_gateway()
+    stack.add_scheduler(cpu_profile=True)
+    stack.add_billing()
+    stack.start()
+    try:
+        await stack.ready(timeout_s=90)
+        yield stack
+    finally:
+        stack.stop()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The whole stack over the real SGLang pair: what a client reads is what one unified engine says, and is billed."""
 
-from collections.abc import AsyncIterator
-
 import asyncpg
 import httpx
 import openai
@@ -22,28 +20,6 @@ QUESTIONS = (
     "List of planets in the solar system: " * 12,
 )
 NUM_TOKENS = 32
-
-
-@pytest.fixture
-async def real_stack(engines: Engines, stack_folder, database_url: str) -> AsyncIterator[Stack]:
-    """Gateway, scheduler and billing in front of the engines that the whole run shares."""
-    stack = Stack(
-        folder=stack_folder,
-        redis_url=engines.redis_url,
-        database_url=database_url,
-        catalog_file=engines.catalog_file,
-        models_dir=engines.models_dir,
-    )
-    await stack.seed()
-    stack.add_gateway()
-    stack.add_scheduler(cpu_profile=True)
-    stack.add_billing()
-    stack.start()
-    try:
-        await stack.ready(timeout_s=90)
-        yield stack
-    finally:
-        stack.stop()
 
 
 async def ask(stack: Stack, model: str, question: str, *, stream: bool) -> tuple[str, dict, dict]:

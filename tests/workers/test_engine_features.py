@@ -193,7 +193,7 @@ async def test_reasoning_is_set_apart_and_counted(engines):
     ("fields", "named"),
     [
         ({"grammar": Grammar("json_schema", '{"type":"nonsense"}')}, "response_format"),
-        ({"grammar": Grammar("regex", "(foo")}, "response_format"),
+        ({"grammar": Grammar("regex", "(foo")}, "regex"),
         ({"grammar": Grammar("json_schema", '{"a":' * 70 + "1" + "}" * 70)}, "response_format"),
         ({"logit_bias": {1_000_000: 1.0}}, "logit_bias"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -10,7 +10,7 @@ from pdgate.libibverbs import library_environment
 from tests.processes import REPOSITORY, engine_python
 from workers.engines.sglang_options import CPU_FOLDER
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
 PARIS = ["weather", {"city": "Paris"}]
 EXPECTED = {  # (content, reasoning, calls)
@@ -39,7 +39,7 @@ def test_an_answer_cut_at_any_point_is_read_the_same():
         capture_output=True,
         cwd=REPOSITORY,
         env=environment,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]

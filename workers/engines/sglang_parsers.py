@@ -66,7 +66,7 @@ def anatomy(job: Job, tokenizer: Any) -> Anatomy:
     """Return what a job's grammar and parsing ask for. Raises Refusal, which names the parameter."""
     grammar, parsing = job.sampling.grammar, job.parsing
     if grammar is not None:
-        check_grammar(grammar, "response_format")
+        check_grammar(grammar, grammar.kind if grammar.kind in ("regex", "ebnf") else "response_format")
     if parsing is None:
         return PLAIN
     tools, params = _tools(parsing, tokenizer)

@@ -20,6 +20,7 @@ from contracts.perf import LatencyModel
 from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
 from workers.engines.faults import DROP_KV, FAIL_SWITCH, HANG, LOSE_HAND_OFF, REFUSE_SWITCH, Faults
 from workers.engines.prefix_cache import PrefixCache
+from workers.engines.timed_details import check_details, detailed
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
 from workers.engines.timed_request import TimedRequest
 from workers.engines.timed_text import NO_KV, kv_of
@@ -141,11 +142,12 @@ class TimedEngine:
 
     def submit(self, job: Job, outlet: Outlet) -> None:
         """Queue a job."""
-        request = TimedRequest(job, outlet, accepted_s=self._loop.time())
+        request = TimedRequest(job, detailed(job, outlet), accepted_s=self._loop.time())
         if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not HandOff.DIRECT:
             raise Refusal("bad_request", f"the timed engine has no hand-off {job.hand_off}")
         if job.adapter:
-            raise Refusal("bad_request", "the timed engine has no adapters")
+            raise Refusal("bad_request", "'model': the simulated engine has no adapters")
+        check_details(job.sampling)
         if request.kv_wanted(RESERVED_OUTPUT_TOKENS) > self._latency.kv_capacity_tokens:
             capacity = self._latency.kv_capacity_tokens
             raise Refusal("bad_request", f"{request.num_prompt} prompt tokens; the KV cache holds {capacity}")

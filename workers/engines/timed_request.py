@@ -5,7 +5,10 @@ import asyncio
 from contracts.lifecycle import FinishReason, Phase
 from contracts.wire import Counts, Stages
 from workers.engine import End, Job, Outlet
+from workers.engines.timed_details import CALL_TOKENS, is_forced
 from workers.engines.timed_text import IDS, WORDS, replayed, safe_split, state_of, word_at
+
+_SEEDS = 2**63
 
 
 class TimedRequest:
@@ -13,8 +16,9 @@ class TimedRequest:
 
     __slots__ = (
         "_accepted_s", "_computed_s", "_first_token_s", "_held", "_ids_held", "_matched", "_max_position",
-        "_min_position", "_outlet", "_position", "_started_s", "_state", "_stops", "_timer", "begun", "cached",
-        "computed", "job", "kv", "num_prompt", "open", "reason", "transfer_from_s", "transfer_ms", "uncomputed",
+        "_min_position", "_outlet", "_position", "_started_s", "_state", "_stops", "_stops_at", "_timer", "begun",
+        "cached", "computed", "job", "kv", "num_prompt", "open", "reason", "transfer_from_s", "transfer_ms",
+        "uncomputed",
     )  # fmt: skip
 
     def __init__(self, job: Job, outlet: Outlet, *, accepted_s: float) -> None:
@@ -34,6 +38,7 @@ class TimedRequest:
         self._max_position = job.sampling.max_tokens
         self._min_position = job.sampling.min_tokens or 0
         self._stops = job.sampling.stop
+        self._stops_at = CALL_TOKENS if is_forced(job.parsing) else 0  # 0 = it never stops by itself
         self._state = 0
         self._held = ""
         self._matched = ""
@@ -85,7 +90,8 @@ class TimedRequest:
 
     def begin(self, kv: bytes, now_s: float) -> bool:
         """Make the first token from the prompt's KV; True when it is the last as well."""
-        self._state = state_of(kv, self.job.sampling.seed or 0)
+        seed = (self.job.sampling.seed or 0) + self.job.attempt.sample  # each sample is another text
+        self._state = state_of(kv, (seed + _SEEDS) % (2 * _SEEDS) - _SEEDS)
         self._first_token_s = now_s
         self.begun = True
         if self.job.delivered:
@@ -102,7 +108,7 @@ class TimedRequest:
         position = self._position
         word = word_at(self._state, position)
         self._position = position = position + 1
-        if self._stops or self._held:
+        if self._stops or self._held or self._stops_at:
             return self._step_with_stops(WORDS[word], IDS[word])
         self._outlet.chunk(WORDS[word], IDS[word])
         if position < self._max_position:
@@ -118,6 +124,8 @@ class TimedRequest:
             sendable, stop = safe_split(text, self._stops)
         if stop is not None:
             self.reason, self._matched = FinishReason.STOP, stop
+        elif self._position == self._stops_at:
+            self.reason, sendable = FinishReason.STOP, len(text)
         elif self._position >= self._max_position:
             self.reason, sendable = FinishReason.LENGTH, len(text)
         self._outlet.chunk(text[:sendable], ids)
