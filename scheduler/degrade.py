@@ -78,14 +78,14 @@ class Ladder:
             write = log.warning if step.after > step.before else log.info
             write("degraded", pool=self._pool, before=step.before.label, after=step.after.label, why=step.why.value)
 
-    def way(self, request: Request, cluster: ClusterView, *, draw: float) -> Way:
-        """Return what becomes of a waiting request."""
+    def way(self, request: Request, cluster: ClusterView) -> Way:
+        """Return what becomes of a request at the moment."""
         if self._state.rung is Rung.NORMAL:
             return Way.RUN
         sized = request.sized
         assert sized is not None
         unified = [w for w in cluster.unified if w.ready]
-        asking = Asking(tier=request.tier, uncached_tokens=sized.uncached_tokens, draw=draw)
+        asking = Asking(tier=request.tier, uncached_tokens=sized.uncached_tokens)
         ground = Ground(
             pairs=_pairs(cluster),
             wants_pairs=self._wants_pairs(cluster),

@@ -104,7 +104,8 @@ class Dispatcher:
         left_s = (submit.deadline_unix_ms - self._now_unix_ms()) / 1000
         # A request whose own deadline is over is refused for that, by the next tick.
         left_s = left_s if left_s > 0 else math.inf
-        why = refuse_on_arrival(self._verdicts.queue_for(request), self._limits, left_s=left_s)
+        why = self._ladder_refuses(request)
+        why = why or refuse_on_arrival(self._verdicts.queue_for(request), self._limits, left_s=left_s)
         if why is not None:
             self._verdicts.refuse_for(request, why)
         else:
@@ -143,9 +144,6 @@ class Dispatcher:
         short_of: Role | None = None
         while len(chosen) < _BATCH and (request := turns.next()) is not None:
             result = self._place(request)
-            if isinstance(result, Refusal):
-                self._verdicts.refuse_for(request, result)
-                continue
             if result is None:
                 self._waiting.pause(request, now_s + _RETRY_PAUSE_S)
                 continue
@@ -167,24 +165,27 @@ class Dispatcher:
         self._waiting.blocked(short_of, now_s)
         return chosen
 
-    def _place(self, request: Request) -> Scored | NotScored | Refusal | None:
-        """Return workers for a request, what it waits for, or what the degrade ladder does with it.
-
-        None = it has to wait for a pair, and those behind it need not.
-        """
-        cluster = self._registry.cluster()
-        gives_way = self._waiting.gives_way(request)
-        match self._helm.ladder.way(request, cluster, draw=0.5):
+    def _ladder_refuses(self, request: Request) -> Refusal | None:
+        """Return why the degrade ladder takes no new request of this kind. Those that wait already stay."""
+        match self._helm.ladder.way(request, self._registry.cluster()):
             case Way.SHED:
                 return Refusal.SHED
             case Way.UNAVAILABLE:
                 return Refusal.UNAVAILABLE
-            case Way.WAIT:
+            case _:
                 return None
-            case Way.UNIFIED:
-                result = self._router.place(request, cluster.only_unified, gives_way=gives_way)
-                if isinstance(result, Scored):
-                    return msgspec.structs.replace(result, path=Path.FALLBACK, reason=Reason.DEGRADED)
+
+    def _place(self, request: Request) -> Scored | NotScored | None:
+        """Return workers for a request, or what it waits for; None = for a pair, and those behind it need not."""
+        cluster = self._registry.cluster()
+        gives_way = self._waiting.gives_way(request)
+        way = self._helm.ladder.way(request, cluster)
+        if way is Way.WAIT:
+            return None
+        if way is Way.UNIFIED:
+            result = self._router.place(request, cluster.only_unified, gives_way=gives_way)
+            if isinstance(result, Scored):
+                return msgspec.structs.replace(result, path=Path.FALLBACK, reason=Reason.DEGRADED)
         return self._router.place(request, cluster, gives_way=gives_way)
 
     def _choose(self, request: Request, placement: Scored) -> Recorded:

@@ -34,6 +34,7 @@ from scheduler.degrade import Ladder
 from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.decisions import Head
+from scheduler.policy.ladder import LadderLimits
 from scheduler.policy.ratio import Mode
 from scheduler.policy.sight import RatioLimits
 from scheduler.profile import PoolProfile
@@ -43,7 +44,6 @@ from scheduler.window import SloWindow
 
 log = structlog.get_logger()
 
-_LOOK_S = 1.0
 _REDIS_TIMEOUT_S = 2.0
 
 
@@ -57,6 +57,9 @@ class HelmSettings(msgspec.Struct, frozen=True, kw_only=True):
     decision_log_keep: int = 8
     ratio: RatioLimits | None = None
     """None = those that suit the pool's hand-off."""
+    ladder: LadderLimits = LadderLimits()
+    look_s: float = 1.0
+    point_s: float = PERIOD_S
 
 
 class Helm:
@@ -87,7 +90,7 @@ class Helm:
         self._outbox = outbox
         self._now_s = now_s
         self._steering: Steering | None = None
-        self._mode = settings.mode
+        self._settings = settings
         self.window = SloWindow(pool, latency=memory.costs.latency, instruments=instruments)
         self.decisions = DecisionLog(
             settings.decision_log, pool, max_bytes=settings.decision_log_max_bytes, keep=settings.decision_log_keep
@@ -99,6 +102,7 @@ class Helm:
             waiting=waiting,
             latency=memory.costs.latency,
             decisions=self.decisions,
+            limits=settings.ladder,
         )
         self.controller = RatioController(
             pool,
@@ -154,10 +158,10 @@ class Helm:
         """Steer until cancelled."""
         self.decisions.begin(self._head, list(self._registry.workers()))
         next_tick_s = self._now_s() + self.controller.limits.period_s
-        next_point_s = self._now_s() + PERIOD_S
+        next_point_s = self._now_s() + self._settings.point_s
         try:
             while True:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self._settings.look_s)
                 now_s = self._now_s()
                 self.ladder.tick()
                 if now_s >= next_tick_s:
@@ -165,7 +169,7 @@ class Helm:
                     await self._read_steering()
                     self.controller.tick(self._steering)
                 if now_s >= next_point_s:
-                    next_point_s = max(next_point_s + PERIOD_S, now_s)
+                    next_point_s = max(next_point_s + self._settings.point_s, now_s)
                     self._outbox.write(add_command(self._pool, self._course.point()))
                 self.decisions.workers(list(self._registry.workers()))
                 self.decisions.flush()
@@ -186,7 +190,7 @@ class Helm:
             at_unix_ms=at_unix_ms,
             model=self._profile.model or self._pool,
             hand_off=self._profile.hand_off,
-            mode=self._mode,
+            mode=self._settings.mode,
             latency=self._memory.costs.latency(),
             targets=self._profile.tiers,
             block_tokens=BLOCK_TOKENS,

@@ -46,6 +46,8 @@ class ScoringLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What a session's home worker may be slower than the best."""
     affinity_load: float = 1.25
     """A session's home worker is kept while its load is at most this multiple of the mean (bounded loads)."""
+    affinity_requests: int = 4
+    """The same as a number of requests, for pools with little load; the higher bound counts."""
     prefix_load_gap: int = 64
     same_zone: bool = True
     """Whether both sides of a pair must be in one zone. If not, a pair in one zone still goes first."""
@@ -389,7 +391,8 @@ def _home(workers: Sequence[WorkerView], limits: ScoringLimits, outlook: Outlook
     """Return the session's worker: highest hash among those within the load bound (rendezvous hashing)."""
     if not outlook.affinity or not workers:
         return None
-    bound = limits.affinity_load * (sum(w.num_requests for w in workers) + 1) / len(workers)
+    mean = (sum(w.num_requests for w in workers) + 1) / len(workers)
+    bound = max(limits.affinity_load * mean, limits.affinity_requests)
     within = [w for w in workers if w.num_requests <= bound]
     return max(within, key=lambda w: _weight(outlook.affinity, w.worker_id), default=None)
 

@@ -44,8 +44,10 @@ from contracts.wire import (
 )
 from observability.metrics import Instruments
 from observability.tracing import Tracer
+from scheduler.helm import HelmSettings
 from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
+from scheduler.profile import PoolProfile
 from scheduler.settings import Settings, Timing
 from workers.assignments import Identity
 from workers.engines.faults import Faults
@@ -252,19 +254,22 @@ class RigGateway:
         }
         await self.write(Continue(rid=request.rid, lost_attempt=lost_attempt, done=done, **fields))
 
-    async def finish(self, request: GatewayRequest, outcome: str = "finished") -> None:
+    async def finish(self, request: GatewayRequest, outcome: str = "finished", **seen) -> None:
         """What the gateway does after its settlement."""
         done = RequestOutcome(
-            rid=request.rid,
-            model="tiny",
-            tier="default",
-            outcome=outcome,
-            timings=None,
-            slo_met=None,
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            path=None,
+            **{
+                "rid": request.rid,
+                "model": "tiny",
+                "tier": request.submit.owner.tier,
+                "outcome": outcome,
+                "timings": None,
+                "slo_met": None,
+                "prompt_tokens": 0,
+                "cached_tokens": 0,
+                "completion_tokens": 0,
+                "path": None,
+                **seen,
+            }
         )
         await self.redis.xadd(keys.outcomes(POOL), {FIELD: encode(done)})
         await self.redis.xack(keys.inbox(POOL), keys.CONSUMER_GROUP_SCHEDULER, request.entry_id)
@@ -409,7 +414,16 @@ class Rig:
             gateway.attach(worker)
         return gateway
 
-    def scheduler(self, scheduler_id: str = "", *, limits: Limits | None = None, timing: Timing = TIMING):
+    def scheduler(
+        self,
+        scheduler_id: str = "",
+        *,
+        limits: Limits | None = None,
+        timing: Timing = TIMING,
+        profile: PoolProfile | None = None,
+        helm: HelmSettings | None = None,
+        instruments: Instruments | None = None,
+    ):
         """Start a scheduler of the pool."""
         settings = Settings(
             redis_url=self.redis_url, catalog="", id=scheduler_id or f"s-{len(self._schedulers)}", dead_after_s=3.0
@@ -420,10 +434,12 @@ class Rig:
             redis,
             POOL,
             settings=settings,
-            instruments=Instruments(),
+            instruments=instruments or Instruments(),
             tracer=Tracer("scheduler", "test"),
+            profile=profile,
             limits=limits,
             timing=timing,
+            helm=helm,
         )
         self._schedulers[pool] = self._tasks.create_task(pool.run())
         return pool
