@@ -61,6 +61,8 @@ class Actuator:
         self._leader_epoch = leader_epoch
         self._instruments = instruments
         self._now_s = now_s
+        self.ended: Callable[[Move, str, FlipResult], None] = _ignore
+        """Hears how each change ended."""
         self._wanted: asyncio.Queue[tuple[Move, str]] = asyncio.Queue(maxsize=1)
         self._moving: Move | None = None
         self._result: pb.RoleResult | None = None
@@ -124,6 +126,7 @@ class Actuator:
         if result.ok:
             self._instruments.drain(result.drain_ms, pool=self._pool)
             self._instruments.switch(result.switch_ms, pool=self._pool)
+        self.ended(move, why, result)
         log.info(
             "flip",
             pool=self._pool,
@@ -190,6 +193,10 @@ class Actuator:
             if worker.worker_id == worker_id and worker.standing is Standing.UP:
                 return worker
         return None
+
+
+def _ignore(_: Move, __: str, ___: FlipResult) -> None:
+    """Nobody asked."""
 
 
 def _result_of(result: pb.RoleResult, move: Move) -> FlipResult:

@@ -37,6 +37,7 @@ from scheduler.worker import Worker
 
 log = structlog.get_logger()
 
+_LEFT_ALONE_S = 300.0
 _MOVING = (WorkerState.DRAINING, WorkerState.SWITCHING)
 
 
@@ -48,17 +49,7 @@ class Actuator(Protocol):
         """Whether a change is under way."""
 
     def begin(self, move: Move, why: str) -> bool:
-        """Start a change; False = not now. Its end is reported to whoever asked for it."""
-
-
-class NoActuator:
-    """For pools whose workers keep their roles."""
-
-    busy = False
-
-    def begin(self, move: Move, why: str) -> bool:  # noqa: ARG002
-        """Refuse."""
-        return False
+        """Start a change; False = not now. `RatioController.flipped` hears of its end."""
 
 
 class RatioController:
@@ -100,6 +91,7 @@ class RatioController:
         self._demand = DemandWindow()
         self._state = RatioState()
         self._flips: list[Flip] = []
+        self._failed_until_s: dict[str, float] = {}
         self.steering = self._default
         self.last: Decision | None = None
         """The last decision of the term."""
@@ -114,11 +106,10 @@ class RatioController:
             self._demand.observe(self._now_s(), request.sized.sample)
 
     def flipped(self, move: Move, why: str, *, done: bool) -> None:
-        """Take how a change of role ended."""
+        """Take how a change of role ended. A worker that failed is left alone for a while."""
         self._flips.append(_flip(move, why, done=done))
-        direction = f"{move.from_role}_to_{move.to_role}"
-        labels = {"pool": self._pool, "direction": direction, "reason": why, "result": "done" if done else "failed"}
-        self._instruments.flips.add(1, labels)
+        if not done:
+            self._failed_until_s[move.worker_id] = self._now_s() + _LEFT_ALONE_S
 
     def take_flips(self) -> tuple[Flip, ...]:
         """Return the changes since the last call."""
@@ -187,7 +178,7 @@ class RatioController:
             moving=self._actuator.busy
             or any(w.leased and w.state in _MOVING for w in workers)
             or self._side_may_return(split, workers, now_s),
-            donors=[self._donor(worker) for worker in ready],
+            donors=[self._donor(w) for w in ready if self._failed_until_s.get(w.worker_id, 0.0) <= now_s],
             demand=self._demand.demand(now_s, self._moments),
             past=self._demand.segments,
             alarms_s=tuple(self._demand.alarms_s),

@@ -26,8 +26,9 @@ from contracts.steering import Steering, decode_steering
 from contracts.usage import Outcome
 from contracts.wire import RequestOutcome
 from observability.metrics import Instruments
+from scheduler.actuator import Actuator, FlipResult
 from scheduler.book import Book, Request
-from scheduler.controller import Actuator, NoActuator, RatioController
+from scheduler.controller import RatioController
 from scheduler.course import Course
 from scheduler.decision_log import DecisionLog
 from scheduler.degrade import Ladder
@@ -35,7 +36,7 @@ from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.decisions import Head
 from scheduler.policy.ladder import LadderLimits
-from scheduler.policy.ratio import Mode
+from scheduler.policy.ratio import Mode, Move
 from scheduler.policy.sight import RatioLimits
 from scheduler.profile import PoolProfile
 from scheduler.registry import WorkerRegistry
@@ -78,7 +79,7 @@ class Helm:
         outbox: Outbox,
         instruments: Instruments,
         settings: HelmSettings,
-        actuator: Actuator | None = None,
+        actuator: Actuator,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -112,12 +113,13 @@ class Helm:
             book=book,
             waiting=waiting,
             window=self.window,
-            actuator=actuator or NoActuator(),
+            actuator=actuator,
             decisions=self.decisions,
             instruments=instruments,
             mode=settings.mode,
             limits=settings.ratio,
         )
+        actuator.ended = self._flipped
         self._course = Course(
             registry=registry, waiting=waiting, window=self.window, controller=self.controller, ladder=self.ladder
         )
@@ -152,6 +154,9 @@ class Helm:
                 )
                 self._waiting.correct(request, cost)
 
+    def _flipped(self, move: Move, why: str, result: FlipResult) -> None:
+        self.controller.flipped(move, why, done=result.ok)
+
     # -- the loop ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -163,18 +168,28 @@ class Helm:
             while True:
                 await asyncio.sleep(self._settings.look_s)
                 now_s = self._now_s()
-                self.ladder.tick()
-                if now_s >= next_tick_s:
+                tick = now_s >= next_tick_s
+                if tick:
                     next_tick_s = max(next_tick_s + self.controller.limits.period_s, now_s)
                     await self._read_steering()
-                    self.controller.tick(self._steering)
-                if now_s >= next_point_s:
+                point = now_s >= next_point_s
+                if point:
                     next_point_s = max(next_point_s + self._settings.point_s, now_s)
-                    self._outbox.write(add_command(self._pool, self._course.point()))
-                self.decisions.workers(list(self._registry.workers()))
-                self.decisions.flush()
+                try:
+                    self._look(tick=tick, point=point)
+                except Exception:  # requests are served without steering, too
+                    log.exception("steering_failed", pool=self._pool)
         finally:
             self.decisions.end()
+
+    def _look(self, *, tick: bool, point: bool) -> None:
+        self.ladder.tick()
+        if tick:
+            self.controller.tick(self._steering)
+        if point:
+            self._outbox.write(add_command(self._pool, self._course.point()))
+        self.decisions.workers(list(self._registry.workers()))
+        self.decisions.flush()
 
     async def _read_steering(self) -> None:
         """Read who decides; while Redis is away, what was read last holds."""

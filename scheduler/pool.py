@@ -211,6 +211,7 @@ class Term:
             outbox=self.outbox,
             instruments=instruments,
             settings=helm,
+            actuator=actuator,
         )
         self.verdicts = Verdicts(
             pool,

@@ -232,6 +232,8 @@ def _dispersion(work: Sequence[float], prompt_ms: float) -> float:
         if len(sums) < 2:
             break
         mean = sum(sums) / len(sums)
+        if mean <= 0:
+            break
         spread = sum((value - mean) ** 2 for value in sums) / (len(sums) - 1)
         trust = len(sums) / (len(sums) + 20)  # few values say little about their spread
         highest = max(highest, trust * spread / (mean * prompt_ms) + (1 - trust) * _POISSON_DISPERSION)

@@ -50,7 +50,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         """The decode step that is planned for; without a TPOT target, the one with memory full."""
         if self.target.tpot_ms is not None:
             return self.target.tpot_ms * self.headroom
-        return self.latency.decode.step_ms(32, self.latency.kv_capacity_tokens)
+        return max(1e-6, self.latency.decode.step_ms(32, self.latency.kv_capacity_tokens))
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +191,8 @@ class Predictor:
         if not quantiles:
             return scale * part.share * demand.prefill_ms, 0.0
         every_ms = sum(quantiles) / len(quantiles)
+        if every_ms <= 0:
+            return 0.0, 0.0
         of_part_ms = sum(quantiles[part.first : part.last]) / (part.last - part.first)
         feasible_ms = demand.feasible_share * demand.feasible_prefill_ms
         feasible = scale * part.share * feasible_ms * of_part_ms / every_ms
@@ -279,7 +281,7 @@ def prefill_in_time(
             # The shorter ones are served all the same; of this quantile, what still fits.
             fits = 1 - (kept_load - _ALMOST_FULL) * total_ms / feasible_load / longest_ms
             return (best + max(0.0, fits) * best / kept) / len(own_ms)
-        decay_per_ms = 2 * servers * (1 - kept_load) / spread_ms
+        decay_per_ms = 2 * servers * (1 - kept_load) / max(spread_ms, 1e-9)
         met = 0.0
         for ms in own_ms[:kept]:
             slack_ms = ttft_ms - besides_ms - ms

@@ -348,12 +348,12 @@ def _can(worker: WorkerView, request: RequestView, kv_needed: int) -> bool:
 
 def _short(worker: WorkerView, limits: ScoringLimits, outlook: Outlook) -> float:
     """Return the uncached tokens that a unified worker computes within its slack of a few steps."""
-    target_ms = outlook.tpot_limit_ms
-    if target_ms == float("inf"):
+    target_ms, per_token_ms = outlook.tpot_limit_ms, outlook.latency.prefill.per_token_ms
+    if target_ms == float("inf") or per_token_ms <= 0:
         return limits.unified_up_to_tokens
     step_ms = outlook.latency.decode.step_ms(worker.num_requests, worker.kv_tokens) if worker.num_requests else 0.0
     slack_ms = max(0.0, target_ms - step_ms) * limits.unified_within_steps
-    return min(limits.unified_up_to_tokens, slack_ms / outlook.latency.prefill.per_token_ms)
+    return min(limits.unified_up_to_tokens, slack_ms / per_token_ms)
 
 
 # -- picking -------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ async def test_shadow_decides_and_tells_and_does_nothing(rig: Rig, tmp_path):
         if await wanted():
             break
         await eventually(lambda: len(pool.term.waiting) < 40)
-    assert controller.last.move.to_role is Role.PREFILL
+    assert controller.last.move.from_role is Role.DECODE
     assert controller.last.why is Why.GAIN
     assert sorted(w.server.condition.role for w in rig.workers) == [*[Role.DECODE] * 3, Role.PREFILL]
     assert [w.role for w in pool.registry.workers()].count(Role.PREFILL) == 1
@@ -322,3 +322,42 @@ async def test_the_series_is_in_redis_for_whoever_reads_it(rig: Rig):
     assert (point.attainment, point.attainment_with_refused, point.rung, point.mode) == (1.0, 1.0, "normal", "auto")
     assert len(await read_series(rig.redis, POOL, count=1)) == 1
     assert await read_series(rig.redis, POOL, since_unix_ms=points[-1].at_unix_ms + 3_600_000) == []
+
+
+async def test_a_wrong_first_split_is_righted_by_moves_that_say_why(rig: Rig):
+    slow = replace(FAST, prefill=PrefillCost(fixed_ms=0.0, per_token_ms=0.1))
+    for role in (Role.PREFILL, Role.DECODE, Role.DECODE, Role.DECODE):
+        await rig.worker(role, slow)
+    gateway = await rig.gateway()
+    instruments = Instruments()
+    pool = await rig.leading(rig.scheduler(profile=PROFILE, helm=QUICK, instruments=instruments))
+    owner = replace(OWNER, slo=TIGHT)
+    requests = []
+
+    def prefills() -> int:
+        return sum(worker.role is Role.PREFILL and worker.ready for worker in pool.registry.workers())
+
+    async with asyncio.timeout(4 * DEADLINE_S):
+        while prefills() < 2:  # 100 ms of prompt work each, 20 a second: two workers are too few, one far too few
+            requests.append(await gateway.submit(1000, max_tokens=2, owner=owner))
+            await asyncio.sleep(0.05)
+    await eventually(lambda: all(r.reason() is FinishReason.LENGTH or r.refused for r in requests))
+    flips = counted(instruments, "flips")
+    assert flips.pop(("tiny", "decode_to_prefill", "gain", "done")) >= 1
+    assert not flips
+    points = []
+
+    async def told() -> bool:
+        points[:] = [flip for point in await read_series(rig.redis, POOL) for flip in point.flips]
+        return bool(points)
+
+    async with asyncio.timeout(DEADLINE_S):
+        while not await told():
+            await asyncio.sleep(0.05)
+    assert (points[0].from_role, points[0].to_role, points[0].why, points[0].done) == (
+        "decode",
+        "prefill",
+        "gain",
+        True,
+    )
+    assert all(worker.num_requests >= 0 and worker.kv_tokens >= 0 for worker in pool.registry.workers())
