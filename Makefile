@@ -51,7 +51,7 @@ check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; \
-	 $(BIN)/python -m grpc_tools.protoc -I. --python_out="$$drift" --pyi_out="$$drift" --grpc_python_out="$$drift" contracts/v1/worker.proto; \
+	 $(BIN)/python -m grpc_tools.protoc -I. --python_out="$$drift" --pyi_out="$$drift" --grpc_python_out="$$drift" contracts/v1/*.proto; \
 	 diff -q -x '*.proto' -x '__*' "$$drift/contracts/v1" contracts/v1 || { echo "the protobuf code is out of date: run make proto" >&2; exit 1; }
 	@$(BIN)/python -m pdgate.schema_check
 	@$(BIN)/python -m observability.dashboards.build --check
@@ -63,7 +63,7 @@ bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone (ARGS="--
 
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/worker.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/*.proto
 
 .PHONY: dashboards
 dashboards: $(VENV)/.dev ## Rebuild the JSON of the Grafana dashboards

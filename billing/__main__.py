@@ -1,30 +1,36 @@
-"""`python -m billing`: usage and attempts from Redis to Postgres, and the sweep of abandoned reservations."""
+"""`python -m billing`: usage and attempts from Redis to Postgres, the jobs of money, and the Admin service."""
 
 import asyncio
 import os
 import signal
+import time
 import uuid
 from asyncio import TaskGroup
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
 import structlog
 import uvloop
-from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.admin import Admin, admin_server
 from billing.attempts import AttemptSink, attempt_streams
+from billing.budgets import Budgets
 from billing.consumer import UsageSink, usage_streams
 from billing.database import create_engine
 from billing.delivery import Backoff, Delivery
-from billing.partitions import Partitions, ensure_partitions
+from billing.jobs import DAYS_AHEAD, Job, Jobs, keep
+from billing.partitions import Partitions
 from billing.prices import sync_catalog
 from billing.settings import Settings
 from billing.spans import TracedUsageSink
 from billing.streams import GroupReader
 from billing.sweeper import Sweeper
+from billing.webhooks import Webhooks
 from contracts import keys
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
@@ -38,46 +44,19 @@ from observability.tracing import Tracer
 log: Final = structlog.get_logger()
 
 _METERS: Final = 3
-_UPKEEP_S: Final = 5.0
-_DAYS_AHEAD: Final = 7
+_RESTART_S: Final = 1.0
 
 
 class Stopped(Exception):
     """Ends the process's task group after a signal."""
 
 
-class Upkeep:
-    """Slow chores: partitions ahead, names of dead consumers, and the figures of the lag gauges."""
-
-    def __init__(self, engine: AsyncEngine, usage: GroupReader) -> None:
-        self._engine = engine
-        self._usage = usage
-        self.waiting = 0
-        self.dead = 0
-
-    async def run(self) -> None:
-        """Do the chores until cancelled; what fails is tried again in the next round."""
-        next_hourly = datetime.now(UTC)
-        while True:
-            try:
-                self.waiting, self.dead = await self._usage.backlog()
-                if datetime.now(UTC) >= next_hourly:
-                    async with self._engine.begin() as conn:
-                        yesterday = datetime.now(UTC).date() - timedelta(days=1)
-                        await ensure_partitions(conn, yesterday, _DAYS_AHEAD + 2)
-                    await self._usage.forget_gone_consumers()
-                    next_hourly = datetime.now(UTC) + timedelta(hours=1)
-            except (RedisError, SQLAlchemyError, OSError) as error:
-                log.warning("upkeep_failed", error=f"{type(error).__name__}: {error}")
-            await asyncio.sleep(_UPKEEP_S)
-
-
 async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, tracer: Tracer) -> None:
     """Run every loop until SIGTERM or SIGINT."""
-    engine = create_engine(settings.database_url, pool_size=settings.consumers + 3)
+    engine = create_engine(settings.database_url, pool_size=settings.consumers + 8)
     redis = redis_client(settings.redis_url, max_connections=settings.consumers * 2 + 8)
     name = f"billing-{uuid.uuid4()}"
-    partitions = Partitions(engine, days_ahead=_DAYS_AHEAD)
+    partitions = Partitions(engine, days_ahead=DAYS_AHEAD)
 
     def reader(streams: dict[str, str], consumer: str) -> GroupReader:
         return GroupReader(redis, group=keys.CONSUMER_GROUP_BILLING, consumer=consumer, streams=streams)
@@ -88,12 +67,25 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
     def count_attempts(number: int, result: str) -> None:
         instruments.attempt_rows.add(number, {"result": result})
 
-    upkeep = Upkeep(engine, reader(usage_streams(), name))
-    instruments.observe("pdgate_usage_stream_lag", lambda: [(upkeep.waiting, {})])
-    instruments.observe("pdgate_usage_dead_letters", lambda: [(upkeep.dead, {})])
+    budgets = Budgets(engine, redis)
+    admin = Admin(engine, budgets, currency=catalog.currency)
     try:
         await _sync_prices(engine, catalog)
-        async with TaskGroup() as tasks:
+        async with _admin(admin, settings) as address, httpx.AsyncClient() as client, TaskGroup() as tasks:
+            jobs = Jobs(
+                engine,
+                redis,
+                reader(usage_streams(), name),
+                budgets=budgets,
+                webhooks=Webhooks(engine, client, now_ms=lambda: int(time.time() * 1000)),
+                keep_days=settings.keep_days,
+                address=address,
+            )
+            instruments.observe("pdgate_usage_stream_lag", lambda: [(jobs.waiting, {})])
+            instruments.observe("pdgate_usage_dead_letters", lambda: [(jobs.dead, {})])
+            instruments.observe("pdgate_ledger_drift_ratio", lambda: [(jobs.drift_ratio, {})])
+            for job in jobs.all:
+                tasks.create_task(keep(job))
             for number in range(settings.consumers):
                 usage = Delivery(
                     "usage",
@@ -104,7 +96,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
                     claim_idle_ms=settings.claim_idle_ms,
                     linger_s=settings.linger_s,
                 )
-                tasks.create_task(usage.run())
+                tasks.create_task(keep(Job("usage", _RESTART_S, usage.run)))
             attempts = Delivery(
                 "attempts",
                 reader(attempt_streams(catalog.pools), name),
@@ -114,9 +106,9 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
                 claim_idle_ms=settings.claim_idle_ms,
                 linger_s=settings.linger_s,
             )
-            tasks.create_task(attempts.run())
-            tasks.create_task(Sweeper(redis, SettlementScripts(redis), period_s=settings.sweep_period_s).run())
-            tasks.create_task(upkeep.run())
+            tasks.create_task(keep(Job("attempts", _RESTART_S, attempts.run)))
+            sweeper = Sweeper(redis, SettlementScripts(redis), period_s=settings.sweep_period_s)
+            tasks.create_task(keep(Job("sweeper", _RESTART_S, sweeper.run)))
             tasks.create_task(watch_loop_lag(instruments))
             tasks.create_task(_until_signalled())
             log.info("billing_started", consumer=name, consumers=settings.consumers, pools=catalog.pools)
@@ -125,6 +117,16 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
     finally:
         await redis.aclose()
         await engine.dispose()
+
+
+@asynccontextmanager
+async def _admin(admin: Admin, settings: Settings) -> AsyncIterator[str]:
+    """Serve the Admin service, if there is a token for it; gives its address or ''."""
+    if not settings.admin_token:
+        yield ""
+        return
+    async with admin_server(admin, listen=settings.admin_listen, token=settings.admin_token) as address:
+        yield address
 
 
 async def _sync_prices(engine: AsyncEngine, catalog: Catalog) -> None:

@@ -142,7 +142,7 @@ async def grants_of(conn: AsyncConnection, tenant: str) -> Sequence[Grant]:
         .order_by(g.priority, g.expires_at.asc().nulls_last(), g.granted_at, g.id)
     )
     return [
-        Grant(**{name: row[name] for name in Grant.__struct_fields__})
+        Grant(**{name: row[name] for name in Grant.__struct_fields__} | {"left": int(row["left"])})
         for row in (await conn.execute(query)).mappings().all()
     ]
 

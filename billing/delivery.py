@@ -4,7 +4,7 @@
    consumer left.
 2. The sink prepares each entry. One that can never be written is buried alone, with the reason.
 3. The sink writes the rest in one transaction. If the database refuses the data, halve the batch until the
-   rows at fault stand alone, and bury those: a bad entry never fails its batch.
+   rows at fault stand alone, and bury those: a bad entry never fails its batch. A fault of ours does the same.
 4. After the commit, acknowledge. A crash before that delivers the entries again; they change nothing.
 
 When Postgres or Redis is away nothing is acknowledged: the entries stay in Redis, and the same batch is tried
@@ -151,14 +151,7 @@ class Delivery(Generic[T]):
 
     async def _tried(self, batch: Sequence[Entry]) -> bool:
         try:
-            prepared = await self._sink.prepare([entry.raw for entry in batch])
-            good: list[tuple[Entry, T]] = []
-            for entry, thing in zip(batch, prepared, strict=True):
-                if isinstance(thing, Poison):
-                    await self._bury(entry, thing)
-                else:
-                    good.append((entry, thing))
-            await self._write(good)
+            await self._process(batch)
         except AWAY as error:
             log.warning(
                 "batch_waits", delivery=self._name, entries=len(batch), error=f"{type(error).__name__}: {error}"
@@ -166,22 +159,37 @@ class Delivery(Generic[T]):
             return False
         return True
 
-    async def _write(self, batch: list[tuple[Entry, T]]) -> None:
-        if not batch:
-            return
+    async def _process(self, batch: Sequence[Entry]) -> None:
+        """Write a batch; halve it when something in it is at fault, and bury what fails alone."""
         try:
-            new = await self._sink.write([thing for _, thing in batch])
+            prepared = await self._sink.prepare([entry.raw for entry in batch])
+            good: list[tuple[Entry, T]] = []
+            for entry, thing in zip(batch, prepared, strict=True):
+                if isinstance(thing, Poison):
+                    await self._bury(entry, thing)
+                else:
+                    good.append((entry, thing))
+            new = await self._sink.write([thing for _, thing in good]) if good else 0
         except REFUSED as error:
-            if len(batch) == 1:
-                await self._bury(batch[0][0], Poison("refused_by_database", f"{type(error).__name__}: {error}"))
-                return
-            middle = len(batch) // 2
-            await self._write(batch[:middle])
-            await self._write(batch[middle:])
+            await self._halve(batch, Poison("refused_by_database", f"{type(error).__name__}: {error}"))
+        except AWAY:
+            raise
+        except Exception as error:  # a fault of ours must not keep the others' usage from being posted
+            log.exception("batch_failed", delivery=self._name, entries=len(batch))
+            await self._halve(batch, Poison("unexpected", f"{type(error).__name__}: {error}"))
+        else:
+            if good:
+                await self._reader.acknowledge([entry for entry, _ in good])
+                self._count(new, "posted")
+                self._count(len(good) - new, "repeated")
+
+    async def _halve(self, batch: Sequence[Entry], poison: Poison) -> None:
+        if len(batch) == 1:
+            await self._bury(batch[0], poison)
             return
-        await self._reader.acknowledge([entry for entry, _ in batch])
-        self._count(new, "posted")
-        self._count(len(batch) - new, "repeated")
+        middle = len(batch) // 2
+        await self._process(batch[:middle])
+        await self._process(batch[middle:])
 
     async def _bury(self, entry: Entry, poison: Poison) -> None:
         if await self._reader.bury(entry, str(poison)):

@@ -27,6 +27,17 @@ _DAYS = text(
     """
 ).bindparams(bindparam("tables", expanding=True))
 
+_FIRST_OPEN = text(
+    """
+    SELECT min(date_trunc('month', used.hour, 'UTC'))::date
+    FROM (SELECT DISTINCT organisation, date_trunc('month', hour, 'UTC') AS hour FROM billing.usage_hourly) AS used
+    WHERE NOT EXISTS (
+        SELECT FROM billing.invoice AS i
+        WHERE i.organisation = used.organisation AND i.period_start = used.hour AND i.kind = 'invoice'
+    )
+    """
+)
+
 
 class Partitions:
     """Which days can be written. Makes the coming days' partitions when a day is asked for that it does not know."""
@@ -68,6 +79,24 @@ async def ensure_partitions(conn: AsyncConnection, from_day: date, days: int) ->
                 await _make(conn, table, day)
                 made += 1
     return made
+
+
+async def drop_partitions(conn: AsyncConnection, before: date) -> list[str]:
+    """Drop the metering partitions of days before `before`; return their names. Rollup and ledger keep the sums.
+
+    Days whose month has usage without an invoice stay: SLO credits and re-ratings read the requests.
+    """
+    await conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    open_since: date | None = await conn.scalar(_FIRST_OPEN)
+    limit = before if open_since is None else min(before, open_since)
+    dropped = []
+    for table, days in (await _days_by_table(conn)).items():
+        for day in sorted(day for day in days if day < limit):
+            name = f"billing.{table}_{day:%Y%m%d}"
+            await conn.execute(text(f"ALTER TABLE billing.{table} DETACH PARTITION {name}"))
+            await conn.execute(text(f"DROP TABLE {name}"))
+            dropped.append(name)
+    return dropped
 
 
 async def _make(conn: AsyncConnection, table: str, day: date) -> None:

@@ -141,6 +141,22 @@ async def reconcile(
     )
 
 
+async def drift_ratio(conn: AsyncConnection, day: date) -> float:
+    """Return the largest relative difference between two books of a tenant's UTC day, 0.0 to 1.0: for the gauge.
+
+    Compared are usage records, rollup and ledger in money, and records and rollup in tokens.
+    """
+    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    window = {"start": start, "end": start + timedelta(days=1), "organisation": None}
+    worst = 0.0
+    for row in await conn.execute(sa.text(q.TOTALS), window):
+        for figures in ((row.usage_cost, row.ledger_cost, row.rollup_cost), (row.tokens, row.rollup_tokens)):
+            most = max(figures)
+            if most:
+                worst = max(worst, float((most - min(figures)) / most))
+    return worst
+
+
 async def reconcile_database(
     database_url: str,
     *,

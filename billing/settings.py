@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.environment import RedisUrl
+from contracts.environment import RedisUrl, Secret
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -23,4 +23,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 500  # requests per transaction
     linger_s: Annotated[float, msgspec.Meta(ge=0)] = 0.2  # between small batches, so that they grow
     claim_idle_ms: Positive = 10_000  # entries that a consumer holds for longer are taken over
+    keep_days: Positive | None = None  # metering rows of closed months stay so long; None = for ever
+    admin_listen: str = "127.0.0.1:0"  # of the Admin service; its address is published in Redis
+    admin_token: Secret = Secret("")  # empty = no Admin service
     sweep_period_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0

@@ -167,3 +167,6 @@ CHANGES = "pdgate:changes"
 
 GATEWAYS = "pdgate:gateways"
 """Sorted set of gateway ids by lease expiry in Unix ms."""
+
+BILLING_ADMIN = "pdgate:billing:admin"
+"""Address of a billing process's Admin service, host:port; expires with it."""

@@ -13,9 +13,12 @@ from contracts.catalog import CatalogError
 from pdgate.children import end_with_caller
 from pdgate.commands import Commands
 from pdgate.connection import data_folder
+from pdgate.credit_commands import budgets_app, credits_app
+from pdgate.dead_letter_commands import dead_letters
 from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine
 from pdgate.init import init
+from pdgate.invoice_commands import invoices_app
 from pdgate.key_commands import keys
 from pdgate.layout import catalog_file, layout_of
 from pdgate.libibverbs import ensure_libibverbs
@@ -30,7 +33,7 @@ from pdgate.serving_commands import list_workers, models
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import orgs
-from pdgate.usage import usage
+from pdgate.usage import usage_app
 
 app = typer.Typer(
     help="Serverless gateway for LLM inference with prefill/decode disaggregation and phase-split billing.",
@@ -43,13 +46,17 @@ app.add_typer(models, name="models")
 app.add_typer(orgs, name="orgs")
 app.add_typer(keys, name="keys")
 app.add_typer(prices, name="prices")
+app.add_typer(credits_app, name="credits")
+app.add_typer(budgets_app, name="budgets")
+app.add_typer(invoices_app, name="invoices")
+usage_app.add_typer(dead_letters, name="dead-letters")
+app.add_typer(usage_app, name="usage")
 app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
 app.command("init")(init)
 app.command("doctor")(doctor)
 app.command("simulate")(simulate)
 app.command("plan")(plan)
-app.command("usage")(usage)
 app.command("reconcile")(reconcile)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder for data, logs and keys.  [default: .pdgate]")]

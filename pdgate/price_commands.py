@@ -2,36 +2,62 @@
 
 import asyncio
 import datetime as dt
-from typing import Annotated
+import uuid
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from billing.moments import moment
 from billing.prices import PriceVersion, list_prices
-from contracts.catalog import NANO_PER_UNIT, read_catalog
-from contracts.rating import Meter
-from contracts.units import NanoPerMillion
+from billing.rerating import Change, RerateError, Rerating, preview
+from contracts.catalog import read_catalog
+from contracts.rating import PPM, Meter
+from contracts.v1 import billing_pb2 as pb
+from pdgate.billing_admin import call, nano_of, ppm_of, who
 from pdgate.connection import open_database
 from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
+from pdgate.usage import money
 
 prices = typer.Typer(help="The price book: versions with dates, never changed.", no_args_is_help=True)
 
+Model = Annotated[str, typer.Argument(help="Public name of the model.")]
+From = Annotated[dt.datetime, typer.Option("--from", help="UTC moment, inclusive.")]
+To = Annotated[dt.datetime, typer.Option("--to", help="UTC moment, exclusive.")]
+Version = Annotated[int, typer.Option("--version", help="Price version to rate by: see `pdgate prices list`.")]
+OrgOrAll = Annotated[str, typer.Option("--org", help="Id of an organisation; all if absent.")]
+
 
 class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A price version as it is printed: currency units per million tokens."""
+    """A price version as it is printed: currency units per million tokens; `minimum` per request."""
 
     model: str
     version: int
     organisation: str | None
+    tier: str | None
     currency: str
     prefill_computed: str
     prefill_cached: str
+    prefill_shared: str | None
     decode: str
+    batch: str
+    minimum: str
     effective_from: str | None
     effective_to: str | None
     source: str
     set_by: str
+
+
+class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a re-rating changes, currency units."""
+
+    organisation: str
+    meter: str
+    requests: int
+    old: str
+    new: str
+    difference: str
 
 
 @prices.command("list")
@@ -49,24 +75,137 @@ def list_all(
     show([_row(version, currency) for version in asyncio.run(run())], as_json=as_json, empty="no prices yet")
 
 
+@prices.command("set")
+def set_one(  # noqa: PLR0917 - options have names
+    model: Model,
+    computed: Annotated[str, typer.Option(help="Currency units per million computed prompt tokens.")],
+    cached: Annotated[str, typer.Option(help="The same for cached ones.")],
+    decode: Annotated[str, typer.Option(help="The same for generated ones.")],
+    org: Annotated[str, typer.Option("--org", help="Only for this organisation.")] = "",
+    tier: Annotated[str, typer.Option(help="Only for this tier.")] = "",
+    shared: Annotated[str, typer.Option(help="Cached tokens of a share group; as --cached if absent.")] = "",
+    batch: Annotated[str, typer.Option(help="What batch requests pay of it, for example 50%.")] = "100%",
+    minimum: Annotated[str, typer.Option(help="The least that a request costs.")] = "0",
+    begin: Annotated[dt.datetime | None, typer.Option("--from", help="UTC moment; now if absent.")] = None,
+    end: Annotated[dt.datetime | None, typer.Option("--to", help="UTC moment; for ever if absent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a version. It cannot start in the past: re-rate the period instead."""
+    request = pb.PriceVersion(
+        model=model,
+        organisation=org,
+        tier=tier,
+        prefill_computed=nano_of(computed),
+        prefill_cached=nano_of(cached),
+        decode=nano_of(decode),
+        batch_ppm=ppm_of(batch),
+        minimum=nano_of(minimum),
+        from_ms=_ms(begin),
+        to_ms=_ms(end),
+        by=who(),
+    )
+    if shared:
+        request.prefill_shared = nano_of(shared)
+    made = call("SetPrice", request)
+    currency = read_catalog(catalog_file()).currency
+
+    async def run() -> list[PriceVersion]:
+        async with open_database() as database, database.begin() as connection:
+            return await list_prices(connection, model)
+
+    rows = [_row(one, currency) for one in asyncio.run(run()) if one.price.version == made.version]
+    show(rows, as_json=as_json)
+
+
+@prices.command("preview")
+def show_preview(
+    model: Model,
+    version: Version,
+    begin: From,
+    end: To,
+    org: OrgOrAll = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what usage of a period would have cost at another version; changes nothing."""
+    wanted = Rerating(
+        id=uuid.uuid4(),
+        model=model,
+        price_version=version,
+        organisation=org or None,
+        from_at=moment(_ms(begin)),
+        to_at=moment(_ms(end)),
+        reason="preview",
+    )
+
+    async def run() -> list[Change]:
+        async with open_database() as database, database.begin() as connection:
+            return list(await preview(connection, wanted))
+
+    try:
+        changes = asyncio.run(run())
+    except RerateError as error:
+        raise typer.BadParameter(str(error)) from None
+    show([_change(one) for one in changes], as_json=as_json, empty="nothing would change")
+
+
+@prices.command("rerate")
+def rerate(
+    model: Model,
+    version: Version,
+    begin: From,
+    end: To,
+    reason: Annotated[str, typer.Option(help="Kept in the audit trail and printed on the invoice.")],
+    org: OrgOrAll = "",
+    key: Annotated[str, typer.Option(help="UUID of the re-rating: the same one again changes nothing.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Rate usage of a period again; the difference is posted as adjustments."""
+    request = pb.Rerating(
+        id=key or str(uuid.uuid4()),
+        model=model,
+        price_version=version,
+        organisation=org,
+        from_ms=_ms(begin),
+        to_ms=_ms(end),
+        reason=reason,
+        by=who(),
+    )
+    done = call("Rerate", request, timeout_s=3600.0)
+    show([_change(one) for one in done.changes], as_json=as_json, empty="nothing changed")
+
+
 def _row(version: PriceVersion, currency: str) -> PriceRow:
+    price = version.price
     return PriceRow(
-        model=version.price.model,
-        version=version.price.version,
+        model=price.model,
+        version=price.version,
         organisation=version.organisation,
+        tier=price.tier,
         currency=currency,
+        prefill_shared=None if price.prefill_shared is None else money(price.prefill_shared),
+        batch=f"{100 * price.batch_ppm / PPM:g}%",
+        minimum=money(price.minimum),
         effective_from=_when(version.from_ms),
         effective_to=_when(version.to_ms),
         source=version.source,
         set_by=version.set_by,
-        **{meter.value: _amount(version.price.of(meter)) for meter in Meter},
+        **{meter.value: money(price.of(meter)) for meter in Meter},
     )
 
 
-def _amount(nano: NanoPerMillion) -> str:
-    """Return a price as decimal text, exactly."""
-    whole, rest = divmod(nano, NANO_PER_UNIT)
-    return f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+def _change(one: Any) -> ChangeRow:
+    return ChangeRow(
+        organisation=one.organisation,
+        meter=one.meter,
+        requests=one.requests,
+        old=money(one.old_cost),
+        new=money(one.new_cost),
+        difference=money(one.new_cost - one.old_cost),
+    )
+
+
+def _ms(given: dt.datetime | None) -> int:
+    return 0 if given is None else int(given.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
 
 def _when(unix_ms: int | None) -> str | None:

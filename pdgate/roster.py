@@ -57,6 +57,7 @@ class Roster:
         redis_url: str,
         database_url: str,
         inherited: Mapping[str, str],
+        admin_token: str = "",
     ) -> None:
         self._options = options
         self._layout = layout
@@ -64,6 +65,7 @@ class Roster:
         self._redis_url = redis_url
         self._database_url = database_url
         self._inherited = inherited
+        self._admin_token = admin_token
 
     @property
     def models(self) -> Path:
@@ -77,7 +79,15 @@ class Roster:
             timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
         return [
             self._python("scheduler", STAGE_BEHIND, {"REDIS_URL": self._redis_url, **timers}),
-            self._python("billing", STAGE_BEHIND, {"REDIS_URL": self._redis_url, "DATABASE_URL": self._database_url}),
+            self._python(
+                "billing",
+                STAGE_BEHIND,
+                {
+                    "REDIS_URL": self._redis_url,
+                    "DATABASE_URL": self._database_url,
+                    "ADMIN_TOKEN": self._admin_token,
+                },
+            ),
             self._python(
                 "gateway",
                 STAGE_GATEWAY,

@@ -11,6 +11,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import time
@@ -165,7 +166,8 @@ class _Stack:
             known=known,
             demo=self._options.demo,
         )
-        self._write_env(servers, keys, known)
+        admin_token = known.get("PDGATE_ADMIN_TOKEN") or secrets.token_urlsafe(32)
+        self._write_env(servers, keys, {**known, "PDGATE_ADMIN_TOKEN": admin_token})
         roster = Roster(
             self._options,
             self._layout,
@@ -173,6 +175,7 @@ class _Stack:
             redis_url=servers.redis_url,
             database_url=servers.database_url,
             inherited=_inherited(),
+            admin_token=admin_token,
         )
         tokenizers = {model.tokenizer for model in self._catalog.models.values()}
         if self._options.engine is EngineKind.TIMED:
@@ -240,6 +243,7 @@ class _Stack:
             "PDGATE_URL": self._options.url,
             "PDGATE_API_KEY": keys.demo or known.get("PDGATE_API_KEY", ""),
             "PDGATE_ADMIN_KEY": keys.admin,
+            "PDGATE_ADMIN_TOKEN": known["PDGATE_ADMIN_TOKEN"],
             "PDGATE_PORTAL_URL": f"{self._options.url}/portal",
             "DATABASE_URL": servers.database_url,
             "REDIS_URL": servers.redis_url,

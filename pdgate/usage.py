@@ -50,13 +50,22 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestRow, ...]
 
 
+usage_app = typer.Typer(
+    help="Metered tokens and cost by organisation and model, and the newest requests.", invoke_without_command=True
+)
+
+
+@usage_app.callback()
 def usage(
+    context: typer.Context,
     since: Annotated[str, typer.Option(help="How far back: 90s, 15m, 1h, 7d.")] = "1h",
     org: Annotated[str | None, typer.Option(help="Id of an organisation; all if absent.")] = None,
     requests: Annotated[int, typer.Option(min=0, max=1000, help="How many of the newest requests to list.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show metered tokens and cost by organisation and model, and the newest requests."""
+    if context.invoked_subcommand is not None:
+        return
     try:
         since_s = parse_span_s(since)
     except ValueError as error:

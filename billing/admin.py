@@ -1,0 +1,344 @@
+"""The Admin service: every write of money, over gRPC. Protobuf stops here.
+
+Each call is one transaction. What a caller did wrong is INVALID_ARGUMENT with the sentence that says what would be
+right; a database that is away is UNAVAILABLE. A shared token in the metadata says who may call.
+"""
+
+import hmac
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import grpc
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing import invoices, sharing
+from billing.budgets import THRESHOLDS, Budget, Budgets, remove_budget, set_budget
+from billing.credits import NewGrant, grant
+from billing.moments import moment
+from billing.payments import Manual, PaymentProvider
+from billing.periods import month_named
+from billing.prices import Terms, set_price
+from billing.profiles import Profile, Seller, set_profile, set_seller
+from billing.rerating import Rerating, rerate
+from billing.slo_credits import Promise, promise
+from contracts.rating import PPM, Meter
+from contracts.units import Nano, NanoPerMillion
+from contracts.v1 import billing_pb2 as pb
+from contracts.v1 import billing_pb2_grpc
+
+log: Final = structlog.get_logger()
+
+_STOP_S: Final = 1.0
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):
+    """Refuses calls without the installation's token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+        async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the billing token is missing or wrong")
+
+        self._refuse: Any = grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
+        """Let a call through when its token is right."""
+        given = dict(details.invocation_metadata).get("authorization", "")
+        if hmac.compare_digest(str(given).encode(), self._expected):
+            return await continuation(details)
+        return self._refuse
+
+
+class Admin(billing_pb2_grpc.AdminServicer):
+    """The calls. Their documentation is in contracts/v1/billing.proto."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        budgets: Budgets,
+        *,
+        currency: str,
+        provider: PaymentProvider | None = None,
+        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self._engine = engine
+        self._budgets = budgets
+        self._currency = currency
+        self._provider = provider or Manual()
+        self._now_ms = now_ms
+
+    async def SetPrice(self, request: pb.PriceVersion, context: Any) -> pb.PriceSet:  # noqa: N802 - gRPC's name
+        """Add a version to the price book."""
+        terms = Terms(
+            tier=request.tier or None,
+            prefill_shared=NanoPerMillion(request.prefill_shared) if request.HasField("prefill_shared") else None,
+            batch_ppm=request.batch_ppm if request.HasField("batch_ppm") else PPM,
+            minimum=Nano(request.minimum),
+        )
+        async with self._transaction(context) as conn:
+            made = await set_price(
+                conn,
+                model=request.model,
+                meters={meter: NanoPerMillion(getattr(request, meter.value)) for meter in Meter},
+                from_ms=request.from_ms or None,
+                to_ms=request.to_ms or None,
+                organisation=request.organisation or None,
+                terms=terms,
+                set_by=request.by,
+            )
+        log.info("price_set", model=request.model, version=made.price.version, by=request.by)
+        return pb.PriceSet(version=made.price.version, from_ms=made.from_ms)
+
+    async def Rerate(self, request: pb.Rerating, context: Any) -> pb.Rerated:  # noqa: N802
+        """Rate usage of the past again."""
+        async with self._transaction(context) as conn:
+            wanted = Rerating(
+                id=uuid.UUID(request.id),
+                model=request.model,
+                price_version=request.price_version,
+                organisation=request.organisation or None,
+                from_at=moment(request.from_ms),
+                to_at=moment(request.to_ms),
+                reason=request.reason,
+                made_by=request.by,
+            )
+            changes = await rerate(conn, wanted, now=self._now())
+        log.info("rerated", id=request.id, model=request.model, reason=request.reason, by=request.by)
+        return pb.Rerated(
+            changes=[
+                pb.Change(
+                    organisation=one.organisation,
+                    meter=one.meter,
+                    requests=one.requests,
+                    old_cost=one.old_cost,
+                    new_cost=one.new_cost,
+                )
+                for one in changes
+            ]
+        )
+
+    async def Grant(self, request: pb.NewGrant, context: Any) -> pb.Granted:  # noqa: N802
+        """Give credit."""
+        new = NewGrant(
+            kind=request.kind,
+            amount=request.amount,
+            idempotency=request.idempotency,
+            priority=request.priority if request.HasField("priority") else 100,
+            expires_at=moment(request.expires_ms) if request.expires_ms else None,
+            note=request.note,
+            granted_by=request.by,
+        )
+        async with self._transaction(context) as conn:
+            grant_id, first = await grant(conn, request.organisation, new, at=self._now())
+        await self._sync(request.organisation)
+        return pb.Granted(id=str(grant_id), repeated_call=not first)
+
+    async def SetBudget(self, request: pb.Budget, context: Any) -> pb.Done:  # noqa: N802
+        """Set a scope's monthly budget."""
+        async with self._transaction(context) as conn:
+            budget = Budget(
+                organisation=request.organisation,
+                scope=request.scope,
+                scope_id=request.scope_id,
+                amount=request.amount,
+                hard=not request.soft,
+                thresholds=tuple(request.thresholds) or THRESHOLDS,
+                set_by=request.by,
+            )
+            await set_budget(conn, budget)
+        await self._sync(request.organisation)
+        return pb.Done(changed=True)
+
+    async def RemoveBudget(self, request: pb.BudgetScope, context: Any) -> pb.Done:  # noqa: N802
+        """Remove a scope's budget."""
+        async with self._transaction(context) as conn:
+            changed = await remove_budget(conn, request.organisation, request.scope, request.scope_id)
+        try:
+            await self._budgets.drop(request.organisation, request.scope, request.scope_id)
+        except RedisError as error:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, f"removed, but Redis does not know it: call again ({error})"
+            )
+        return pb.Done(changed=changed)
+
+    async def SetProfile(self, request: pb.Profile, context: Any) -> pb.Done:  # noqa: N802
+        """Replace an organisation's billing data."""
+        names = set(Profile.__struct_fields__) - {"tax_ppm", "terms_days", "time_zone"}
+        profile = Profile(
+            **{name: getattr(request, name) for name in names},
+            tax_ppm=request.tax_ppm,
+            time_zone=request.time_zone or "UTC",
+            terms_days=request.terms_days if request.HasField("terms_days") else 14,
+        )
+        async with self._transaction(context) as conn:
+            await set_profile(conn, profile)
+        await self._sync(request.organisation)
+        return pb.Done(changed=True)
+
+    async def SetSeller(self, request: pb.Seller, context: Any) -> pb.Done:  # noqa: N802
+        """Replace the seller."""
+        seller = Seller(**{name: getattr(request, name) for name in Seller.__struct_fields__})
+        async with self._transaction(context) as conn:
+            await set_seller(conn, seller)
+        return pb.Done(changed=True)
+
+    async def Promise(self, request: pb.SloPromise, context: Any) -> pb.Done:  # noqa: N802
+        """Promise an attainment."""
+        promised = Promise(
+            model=request.model,
+            tier=request.tier,
+            effective_from=moment(request.from_ms or self._now_ms()),
+            attainment_ppm=request.attainment_ppm,
+            credit_ppm=request.credit_ppm,
+            set_by=request.by,
+        )
+        async with self._transaction(context) as conn:
+            await promise(conn, promised)
+        return pb.Done(changed=True)
+
+    async def CloseMonth(self, request: pb.Month, context: Any) -> pb.Invoices:  # noqa: N802
+        """Close a month, one transaction per organisation; a call that broke off is called again."""
+        made: list[invoices.Invoice] = []
+        async with self._transaction(context) as conn:
+            period = month_named(request.month)
+            tenants = [request.organisation] if request.organisation else None
+            if tenants is None:
+                tenants = list(await invoices.tenants_to_invoice_across_tenants(conn, period))
+        for tenant in tenants:
+            async with self._transaction(context) as conn:
+                now = self._now()
+                one = await invoices.close_period(conn, tenant, period, currency=self._currency, now=now)
+                if request.issue:
+                    one = await invoices.issue(conn, tenant, one.id, now=now)
+            made.append(await self._collect(one, context))
+        return pb.Invoices(invoices=[_state(one) for one in made])
+
+    async def Issue(self, request: pb.InvoiceRef, context: Any) -> pb.InvoiceState:  # noqa: N802
+        """Give a draft its number."""
+        async with self._transaction(context) as conn:
+            found = await invoices.issue(conn, request.organisation, uuid.UUID(request.id), now=self._now())
+        return _state(await self._collect(found, context))
+
+    async def WriteOff(self, request: pb.InvoiceRef, context: Any) -> pb.InvoiceState:  # noqa: N802
+        """Void an issued invoice."""
+        async with self._transaction(context) as conn:
+            found = await invoices.write_off(conn, request.organisation, uuid.UUID(request.id), now=self._now())
+        return _state(found)
+
+    async def Pay(self, request: pb.Payment, context: Any) -> pb.InvoiceState:  # noqa: N802
+        """Record a payment."""
+        async with self._transaction(context) as conn:
+            found = await invoices.pay(
+                conn,
+                request.organisation,
+                uuid.UUID(request.id),
+                provider=request.provider or "manual",
+                reference=request.reference,
+                amount_cents=request.amount_cents,
+                recorded_by=request.by,
+                now=self._now(),
+            )
+        await self._sync(request.organisation)
+        return _state(found)
+
+    async def CreditNote(self, request: pb.NewCreditNote, context: Any) -> pb.InvoiceState:  # noqa: N802
+        """Give back part of an invoice."""
+        async with self._transaction(context) as conn:
+            found = await invoices.credit_note(
+                conn,
+                request.organisation,
+                uuid.UUID(request.id),
+                amount_cents=request.amount_cents,
+                reason=request.reason,
+                idempotency=request.idempotency,
+                now=self._now(),
+            )
+        await self._sync(request.organisation)
+        return _state(found)
+
+    async def CreateShareGroup(self, request: pb.ShareGroup, context: Any) -> pb.ShareGroupMade:  # noqa: N802
+        """Create a share group."""
+        async with self._transaction(context) as conn:
+            group_id = await sharing.create_group(conn, name=request.name, by=request.by)
+        return pb.ShareGroupMade(id=group_id)
+
+    async def Consent(self, request: pb.ShareConsent, context: Any) -> pb.Done:  # noqa: N802
+        """Join or leave a share group."""
+        async with self._transaction(context) as conn:
+            await sharing.say(conn, request.organisation, request.group_id, consents=request.consents, by=request.by)
+        return pb.Done(changed=True)
+
+    async def _collect(self, found: invoices.Invoice, context: Any) -> invoices.Invoice:
+        """Ask the provider for what is due; outside of a transaction, since it is a call to somebody else."""
+        if found.state is not invoices.State.ISSUED:
+            return found
+        async with self._transaction(context) as conn:
+            left = await invoices.outstanding(conn, found)
+        collected = await self._provider.collect(found, left)
+        if collected is None:
+            return found
+        async with self._transaction(context) as conn:
+            return await invoices.pay(
+                conn,
+                found.organisation,
+                found.id,
+                provider=self._provider.name,
+                reference=collected.reference,
+                amount_cents=collected.amount_cents,
+                recorded_by=self._provider.name,
+                now=self._now(),
+            )
+
+    @asynccontextmanager
+    async def _transaction(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[AsyncConnection]:
+        """Give a transaction; what goes wrong in it ends the call with the status that fits."""
+        try:
+            async with self._engine.begin() as conn:
+                yield conn
+        except (ValueError, OverflowError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("admin_failed", error=f"{type(error).__name__}: {error}")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the database does not answer: {type(error).__name__}")
+
+    async def _sync(self, tenant: str) -> None:
+        """Make Redis know; when it is away the regular job does it later."""
+        try:
+            await self._budgets.sync(now=self._now(), tenant=tenant)
+        except (RedisError, SQLAlchemyError, OSError) as error:
+            log.warning("budgets_wait", tenant=tenant, error=f"{type(error).__name__}: {error}")
+
+    def _now(self) -> datetime:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self._now_ms())
+
+
+@asynccontextmanager
+async def admin_server(admin: Admin, *, listen: str, token: str) -> AsyncIterator[str]:
+    """Serve while the context lasts; gives the address, with the port that was chosen for 0."""
+    server = grpc.aio.server(interceptors=(TokenCheck(token),))
+    billing_pb2_grpc.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port(listen)
+    await server.start()
+    try:
+        yield f"{listen.rpartition(':')[0]}:{port}"
+    finally:
+        await server.stop(_STOP_S)
+
+
+def _state(found: invoices.Invoice) -> pb.InvoiceState:
+    return pb.InvoiceState(
+        organisation=found.organisation,
+        id=str(found.id),
+        number=found.number or "",
+        state=found.state.value,
+        total_cents=found.total_cents,
+        due_cents=found.due_cents,
+    )
