@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from workers.engines.timed import TimedEngine
 from workers.heartbeat import Heartbeat
 from workers.model_files import model_revision
 from workers.outbox import Limits
+from workers.profile import ProfileError, read_profile
 from workers.records import Journal, Recorder
 from workers.roles import RestartNeeded
 from workers.server import WorkerServer
@@ -65,12 +66,19 @@ def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
     """Return the sglang engine's part of the settings.
 
     Raises:
-        SettingsError: `WORKER_ENGINE_OPTIONS` is no JSON object.
+        SettingsError: `WORKER_ENGINE_OPTIONS` is no JSON object, or `WORKER_PROFILE` cannot be used.
     """
     try:
         further = msgspec.json.decode(settings.engine_options, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise SettingsError(f"WORKER_ENGINE_OPTIONS: {error}") from None
+    variables: Mapping[str, str] = {}
+    if settings.profile:
+        try:
+            profile = read_profile(settings.profile)
+            variables, further = profile.environment, {**profile.arguments(settings.role), **further}
+        except ProfileError as error:
+            raise SettingsError(f"WORKER_PROFILE: {error}") from None
     return SglangOptions(
         role=settings.role,
         model_path=settings.model_path,
@@ -93,6 +101,7 @@ def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
             for name, folder in catalog.adapters_of(settings.pool).items()
         },
         further=further,
+        variables=variables,
     )
 
 

@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     peer_timeout_s: Positive = 60.0  # sglang: whole wait for the other side of a hand-off, its queue included
     max_total_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # KV capacity; 0 = the engine's own default
     max_running: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0 = the engine's own default
+    profile: str = ""  # name of one of workers/profiles, or a file that ends with .toml
     engine_options: str = "{}"  # JSON object: further arguments of sglang.Engine
     ring_chunks: Annotated[int, msgspec.Meta(ge=16)] = 65_536
     coalesce_ms: NotNegative = 2.0

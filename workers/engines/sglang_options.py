@@ -37,6 +37,7 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str = ""  # of the pool's models; grammars wait for the end of the reasoning
     adapters: Mapping[str, str] = msgspec.field(default_factory=dict)  # LoRA: folder by the engine's name for it
     further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)  # of the environment, of a profile
 
 
 def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -47,6 +48,7 @@ def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping
     """
     timeout_s = str(max(1, round(options.peer_timeout_s)))
     variables = {
+        **options.variables,
         "HF_HUB_OFFLINE": "1",
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": timeout_s,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": timeout_s,
@@ -126,6 +128,7 @@ def switchable(further: Mapping[str, Any]) -> bool:
     parallel = (further.get(name, 1) for name in ("dp_size", "ep_size", "pp_size"))
     return (
         all(size == 1 for size in parallel)
+        and further.get("enable_pd_role_switch", True)
         and not further.get("speculative_algorithm")
         and not further.get("enable_dp_attention")
         and further.get("moe_a2a_backend", "none") == "none"
