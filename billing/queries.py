@@ -18,9 +18,41 @@ from billing import money_tables as m
 from billing import tables as t
 from billing.moments import moment, unix_ms
 from billing.prices import map_price
+from billing.usage_queries import (
+    COST_DIMENSIONS,
+    USAGE_DIMENSIONS,
+    WIDTHS_S,
+    Asked,
+    CostResult,
+    UsageResult,
+    cost_buckets,
+    usage_buckets,
+)
 from contracts.identity import at_ms as at_ms_of
 from contracts.rating import Price
 from contracts.slo import Timings
+
+__all__ = [
+    "COST_DIMENSIONS",
+    "USAGE_DIMENSIONS",
+    "WIDTHS_S",
+    "Asked",
+    "CostResult",
+    "MeterRow",
+    "RequestRow",
+    "UsageResult",
+    "UsageTotal",
+    "budgeted_scopes",
+    "cost_buckets",
+    "current_prices",
+    "find_request",
+    "price_in_force",
+    "recent_requests",
+    "recent_requests_across_tenants",
+    "usage_buckets",
+    "usage_totals",
+    "usage_totals_across_tenants",
+]
 
 _FINE_SPAN_MS = 3_600_000
 

@@ -59,6 +59,7 @@ from gateway.routes.files import batch_routes, file_routes
 from gateway.routes.health import health_routes
 from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
+from gateway.routes.organization import organization_routes
 from gateway.routes.requests import request_routes
 from gateway.routes.responses import response_routes
 from gateway.routes.tokens import token_routes
@@ -69,6 +70,7 @@ from gateway.table import LiveTable
 from gateway.tenants import Tenants
 from gateway.terms import Closed
 from gateway.traces import Traces
+from gateway.usage_reports import UsageReports
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry
 from observability.tracing import Tracer
@@ -184,6 +186,7 @@ class Gateway:
             max_lines_at_once=settings.batch_lines_at_once,
             max_line_bytes=settings.max_body_bytes,
         )
+        self.usage_reports = UsageReports(self.engine, currency=catalog.currency)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
@@ -315,6 +318,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
             *token_routes(gateway.starter, gateway.models, gateway.workshop),
             *model_routes(gateway.guard, gateway.models, gateway.prices),
             *request_routes(gateway.guard, gateway.lookup),
+            *organization_routes(gateway.guard, gateway.usage_reports),
             *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
         ],
         exception_handlers={
