@@ -88,6 +88,11 @@ def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
         max_total_tokens=settings.max_total_tokens,
         max_running=settings.max_running,
         faults_file=settings.faults_file,
+        tool_parsers=frozenset(
+            model.tool_parser
+            for name, model in catalog.models.items()
+            if model.tool_parser and catalog.pool_of(name) == settings.pool
+        ),
         reasoning_parser=next(
             (
                 model.reasoning_parser

@@ -66,6 +66,7 @@ class SglangEngine:
 
         from workers.engines import sglang_parsers  # noqa: PLC0415
 
+        sglang_parsers.check_names(options)
         self._options = options
         self._port = (options.bootstrap_port or _free_port()) if options.role is not Role.UNIFIED else 0
         self._engine = sglang.Engine(

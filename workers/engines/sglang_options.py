@@ -34,6 +34,7 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int = 0  # 0 = SGLang's choice, or CPU_TOKENS without an accelerator
     max_running: int = 0  # 0 = SGLang's choice, or CPU_RUNNING without an accelerator
     faults_file: str = ""
+    tool_parsers: frozenset[str] = frozenset()  # of the pool's models
     reasoning_parser: str = ""  # of the pool's models; grammars wait for the end of the reasoning
     adapters: Mapping[str, str] = msgspec.field(default_factory=dict)  # LoRA: folder by the engine's name for it
     further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else

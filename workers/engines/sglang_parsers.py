@@ -15,10 +15,12 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 
+from contracts.environment import SettingsError
 from contracts.parsing import Grammar, Parsing
 from workers.engine import Job
 from workers.engines.answer_parser import AnswerParser, ReasoningSource, ToolSource
 from workers.engines.sglang_features import ParserNames, bad, constraint_params
+from workers.engines.sglang_options import SglangOptions
 from workers.engines.token_bytes import TokenBytes
 
 PARSERS: Final = ParserNames(
@@ -60,6 +62,18 @@ class Anatomy(msgspec.Struct, frozen=True):
 
 
 PLAIN: Final = Anatomy({}, None, after_reasoning=False)
+
+
+def check_names(options: SglangOptions) -> None:
+    """Stop the worker when the catalogue names a parser that SGLang does not have. Raises SettingsError."""
+    for field, names, known in (
+        ("tool_parser", options.tool_parsers, PARSERS.tools),
+        ("reasoning_parser", {options.reasoning_parser} - {""}, PARSERS.reasoning),
+    ):
+        if unknown := sorted(names - known):
+            raise SettingsError(
+                f"WORKER_CATALOG: SGLang has no {field} {unknown[0]!r}; it has {', '.join(sorted(known))}"
+            )
 
 
 def anatomy(job: Job, tokenizer: Any) -> Anatomy:
