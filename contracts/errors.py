@@ -55,6 +55,19 @@ class BodyTooLarge(ServingError):
     code, type, http_status = "request_too_large", "invalid_request_error", 413
 
 
+class RequestTimeout(ServingError):
+    """The request did not come to its end in time."""
+
+    code, type, http_status = "request_timeout", "invalid_request_error", 408
+    should_retry = False
+
+
+class UnsupportedEncoding(ServingError):
+    """The body is compressed."""
+
+    code, type, http_status = "unsupported_encoding", "invalid_request_error", 415
+
+
 class ModelNotFound(ServingError):
     """No such model, or none this key may use."""
 

@@ -1,23 +1,39 @@
 """Reading request bodies, bounded."""
 
+import asyncio
 from typing import Final
 
 from litestar.types import Receive
 
-from contracts.errors import BadRequest, BodyTooLarge
+from contracts.errors import BadRequest, BodyTooLarge, RequestTimeout, UnsupportedEncoding
 
 _DISCARD_FACTOR: Final = 8
 """A body that is too large is read on and thrown away up to this multiple of the limit: a client that is
 still sending would otherwise see a reset connection, not the 413."""
 
 
-async def read_body(receive: Receive, *, max_bytes: int) -> bytes:
+async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """Return the whole body.
 
     Raises:
         BodyTooLarge: more than `max_bytes`.
+        RequestTimeout: it was not whole within `timeout_s`.
         BadRequest: the client left before it had sent everything; it will not read this.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(receive, max_bytes=max_bytes)
+    except TimeoutError:
+        raise RequestTimeout(f"The request body was not whole within {timeout_s:g} s.") from None
+
+
+def check_encoding(encoding: str | None) -> None:
+    """Raise UnsupportedEncoding for a compressed body: nothing is inflated here, so nothing can blow up."""
+    if encoding is not None and encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncoding(f"Send the body without content-encoding; '{encoding}' is not supported.")
+
+
+async def _read(receive: Receive, *, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer_threads: PositiveCount = 2
     trusted_proxies: tuple[str, ...] = ()  # networks whose x-forwarded-for is believed, CIDR
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
+    body_timeout_s: PositiveSeconds = 60.0  # from the head of a request to the end of its body
     inbox_max_bytes: PositiveCount = 256 * 1024 * 1024
     inbox_max_entries: PositiveCount = 20_000
     max_streams: PositiveCount = 8192  # in this process, queued ones included

@@ -31,7 +31,7 @@ from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import credential
-from gateway.bodies import read_body
+from gateway.bodies import check_encoding, read_body
 from gateway.fleet import Fleet
 from gateway.generation import Effects, Generation
 from gateway.guard import Guard
@@ -142,7 +142,12 @@ class Starter:
         request.scope["state"]["rid"] = rid
         authorization = credential(request.headers)
         key = await self._guard.key_of(request, serving=not confirm)
-        body = await read_body(request.receive, max_bytes=max_bytes or self._settings.max_body_bytes)
+        check_encoding(request.headers.get("content-encoding"))
+        body = await read_body(
+            request.receive,
+            max_bytes=max_bytes or self._settings.max_body_bytes,
+            timeout_s=self._settings.body_timeout_s,
+        )
         return Arrival(
             rid=rid,
             key=key,

@@ -19,25 +19,37 @@ log = structlog.get_logger()
 PING: Final = b": ping\n\n"
 PING_S: Final = 10.0
 SEND_S: Final = 60.0  # a client that takes nothing for so long is gone
+MAX_WAITING_BYTES: Final = 1024 * 1024  # a client that is so far behind is gone too
 
 
 class EventWriter:
     """See the module's docstring. Nothing but `head` and `pump` awaits."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, ping: bytes = PING) -> None:
-        """`ping` is what keeps a silent connection open."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        ping: bytes = PING,
+        send_s: float = SEND_S,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """`ping` is what keeps a silent connection open; a client slower than the other two allow is cut off."""
         self.pending: list[bytes] = []  # always the same list: framers keep a reference
         self.spoken = False  # set by the framer with the first token
         self.first_sent_s: float | None = None  # when the first token left, on the loop's clock
         self.refusal: ServingError | None = None  # set only while the head is held
         self._loop = loop
         self._ping = ping
+        self._send_s = send_s
+        self._max_waiting_bytes = max_waiting_bytes
+        self._num_counted = self._waiting_bytes = 0  # of `pending`, while the server is behind
         self._closed = False
         self._head_free = False
         self._head_sent = False
         self._last_sent_s = time.monotonic()
         self._send: Send | None = None
         self._suspended: Suspended | None = None
+        self._sending: asyncio.Timeout | None = None
         self._left = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -54,11 +66,17 @@ class EventWriter:
         if not pending:
             return
         send = self._send
-        if send is None or self._suspended is not None or self._left:
+        if self._left:
+            pending.clear()
+            return
+        if send is None or self._suspended is not None:
+            if send is not None:
+                self._count_waiting()
             self._wake()  # the head may go now; or the response's task sends when the server has room
             return
         frame = b"".join(pending)
         pending.clear()
+        self._num_counted = self._waiting_bytes = 0
         self._last_sent_s = now_s = time.monotonic()
         if self.first_sent_s is None and self.spoken:
             self.first_sent_s = now_s
@@ -129,10 +147,21 @@ class EventWriter:
 
     async def _finish_send(self, suspended: Suspended) -> None:
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(self._send_s) as self._sending:
                 await suspended
         except Exception as error:  # noqa: BLE001 - as in flush
             self._send_failed(error)
+
+    def _count_waiting(self) -> None:
+        """Cut the client off when it is too far behind."""
+        self._waiting_bytes += sum(map(len, self.pending[self._num_counted :]))
+        self._num_counted = len(self.pending)
+        if self._waiting_bytes > self._max_waiting_bytes:
+            log.info("reader_too_slow", waiting_bytes=self._waiting_bytes)
+            self._left = True
+            self.pending.clear()
+            if self._sending is not None and self._sending.when() is not None:
+                self._sending.reschedule(self._loop.time())
 
     def _send_failed(self, error: Exception) -> None:
         log.info("send_failed", error=repr(error))
