@@ -5,6 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .clients
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ARGS ?=
 
@@ -40,8 +41,16 @@ engine: setup ## Install the real engine and its models into .pdgate (2.9 GB)
 test: $(VENV)/.dev engine ## Run all tests (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
 
+$(CLIENTS)/.made: requirements/clients.txt tests/conformance/node/package-lock.json
+	@echo "Installing the foreign clients into $(CLIENTS) …"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/clients.txt
+	@cp tests/conformance/node/package.json tests/conformance/node/package-lock.json $(CLIENTS)/
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm --prefix $(CLIENTS) ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 .PHONY: e2e
-e2e: $(VENV)/.dev engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
+e2e: $(VENV)/.dev $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 .PHONY: check
@@ -78,7 +87,8 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(PIP) uv
 	@$(BIN)/uv pip compile -q -U pyproject.toml --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/base.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
+	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt
 
 .PHONY: clean
 clean: ## Remove .venv and caches; the data in .pdgate stays
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
