@@ -99,6 +99,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: int
     answered_cost: int
     end_user: str | None
+    reference: str | None  # the client's own name of the request
     tags: str | None  # JSON object
     cache_scope: str
     meters: tuple[MeterRow, ...]

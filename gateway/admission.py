@@ -130,7 +130,7 @@ class Admission:
                 case Reserved():
                     paid_tokens = need.paid_tokens if wanted.budgets else max_tokens
                     return Admitted(max_tokens=max_tokens, paid_tokens=paid_tokens, headers=headers(answer, wanted))
-                case KeyStateDiffers() if not reloaded:
+                case KeyStateDiffers() | BudgetUnknown() if not reloaded:
                     key = await _reloaded(reload_key)
                     reloaded = True
                 case LimitHit():

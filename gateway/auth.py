@@ -115,6 +115,12 @@ class Authenticator:
         except RedisError:
             raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None
 
+    def forget_organisation(self, org: str) -> None:
+        """Read an organisation's keys anew at their next requests: what binds them has changed."""
+        for key_hash, cached in list(self._cache.items()):
+            if cached.key is not None and cached.key.organisation_id == org:
+                del self._cache[key_hash]
+
     def forget(self, key_id: str) -> None:
         """Read a key anew at its next request, whatever its secret: it has changed."""
         for key_hash, cached in list(self._cache.items()):

@@ -177,6 +177,8 @@ class Watcher:
             self._auth.forget(what.id)
             if not what.state.startswith("active:"):
                 self._end({"key": what.id}, InvalidApiKey("This API key was revoked."), "key_revoked")
+        elif what.kind == "budget":
+            self._auth.forget_organisation(what.id)
         elif what.state:
             new = Hold(kind=what.kind, id=what.id, mode=what.state, drain=what.drain)
             self._holds.set(new)

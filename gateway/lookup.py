@@ -136,6 +136,9 @@ class Lookup:
             simulated=event.simulated,
             slo_met=event.slo_met,
             settled_by=event.settled_by,
+            user=event.dimensions.user,
+            tags=event.dimensions.tags,
+            reference=event.dimensions.reference,
             timings=None if seen is None else _timings(seen),
         )
 
@@ -168,6 +171,9 @@ class Lookup:
             simulated=row.simulated,
             slo_met=row.slo_met,
             settled_by=row.settled_by,
+            user=row.end_user or "",
+            tags=msgspec.json.decode(row.tags, type=dict[str, str]) if row.tags else {},
+            reference=row.reference or "",
             timings=None if row.timings is None else _timings(row.timings),
         )
 

@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing import queries
 from contracts import keys
 from contracts.wire import FIELD, Change, encode
 from gateway.audit import record
@@ -257,16 +258,16 @@ class Tenants:
         mine = (api_key.c.organisation_id == tenant) & (api_key.c.id == key_id)
         async with self._engine.begin() as db:
             row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
-        return _key(row) if row else None
+            return await _with_budgets(db, _key(row)) if row else None
 
     async def find_by_hash(self, key_hash: bytes) -> ApiKey | None:
         """Return the key with this hash. The one query without a tenant: it is how the tenant becomes known."""
         old = (api_key.c.old_hash == key_hash) & (api_key.c.old_hash_until > sa.func.now())
         async with self._engine.begin() as db:
             row = (await db.execute(_keys().where((api_key.c.hash == key_hash) | old))).mappings().one_or_none()
-        if row is None:
-            return None
-        key = _key(row)
+            if row is None:
+                return None
+            key = await _with_budgets(db, _key(row))
         if row["hash"] == key_hash:
             return key
         ends = min(row["old_hash_until"], key.expires_at or row["old_hash_until"])
@@ -343,6 +344,12 @@ class Tenants:
                 raise NoSuchTenant(f"{tenant} has no active key {key_id}")
             await record(db, actor=actor, action=action, kind="key", subject=key_id, org=tenant)
         return _key(row)
+
+
+async def _with_budgets(db: AsyncConnection, key: ApiKey) -> ApiKey:
+    """Return the key with the scopes whose budget billing keeps."""
+    budgeted = await queries.budgeted_scopes(db, key.organisation_id, key.project_id, key.id)
+    return msgspec.structs.replace(key, budgeted=budgeted) if budgeted else key
 
 
 def _base62(value: int, width: int) -> str:

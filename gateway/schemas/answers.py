@@ -113,6 +113,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     slo_met: bool | None = None
     settled_by: str | None = None
     timings: RequestTimings | None = None
+    user: str = ""
+    tags: Mapping[str, str] = {}
+    reference: str = ""  # the client's own x-request-id
     object: str = "pdgate.request"
 
 
