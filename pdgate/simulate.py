@@ -56,7 +56,9 @@ def simulate(
         float, typer.Option(min=1.0, help="90th percentile over median of both lengths, without a trace.")
     ] = 2.5,
     workers: Annotated[int, typer.Option(min=1, max=512, help="Workers in the pool.")] = 8,
-    policy: Annotated[str, typer.Option(help="auto, static:P/D or static:P/D/U, unified or threshold.")] = "auto",
+    policy: Annotated[
+        str, typer.Option(help="auto, static:P/D or static:P/D/U, unified, threshold or planner.")
+    ] = "auto",
     slo: Annotated[str, typer.Option(help='Targets: "ttft=2s,tpot=30ms", either alone, or "none".')] = (
         "ttft=2s,tpot=30ms"
     ),
@@ -101,9 +103,11 @@ def parse_policy(text: str, workers: int) -> tuple[Policy, Split]:
     try:
         policy = Policy(name)
     except ValueError:
-        raise PolicyError(f"--policy: {text!r} is not one of auto, static:P/D[/U], unified, threshold") from None
+        raise PolicyError(
+            f"--policy: {text!r} is not one of auto, static:P/D[/U], unified, threshold, planner"
+        ) from None
     if not counts:
-        if policy in (Policy.STATIC, Policy.THRESHOLD) and workers < 2:
+        if policy in (Policy.STATIC, Policy.THRESHOLD, Policy.PLANNER) and workers < 2:
             raise PolicyError(f"--policy: {policy.value} needs at least 2 workers")
         return policy, first_split(policy, workers)
     parts = counts.split("/")

@@ -62,6 +62,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     kv_token_ms_before: float
     """KV tokens held while the prompt is computed elsewhere, times how long: E[n*S]."""
     span_s: float
+    feasible_prompt_share: float = 1.0
+    """Share (0 to 1) of the prompt tokens that belong to feasible requests."""
     course: tuple[tuple[int, float], ...] = ()
     """Feasible requests of each second, and the compute time of their prompts, ms."""
 
@@ -76,10 +78,10 @@ class _Kind:
 class _Bin:
     """The arrivals of one second."""
 
-    __slots__ = ("feasible", "feasible_prefill", "kinds", "kv_before", "number", "prefill")
+    __slots__ = ("feasible", "feasible_prefill", "feasible_prompt", "kinds", "kv_before", "number", "prefill")
 
     def __init__(self) -> None:
-        self.number = self.feasible = 0
+        self.number = self.feasible = self.feasible_prompt = 0
         self.prefill = self.feasible_prefill = self.kv_before = 0.0
         self.kinds: dict[Hashable, _Kind] = {}
 
@@ -91,6 +93,7 @@ class _Bin:
         if sample.feasible:
             self.feasible += 1
             self.feasible_prefill += sample.prefill_ms
+            self.feasible_prompt += prompt
         kind = self.kinds.get(sample.kind)
         if kind is None:
             kind = self.kinds[sample.kind] = _Kind()
@@ -163,6 +166,7 @@ class DemandWindow:
         work = [b.prefill for b in bins]
         prompt_ms = sum(work) * scale
         oldest = (self._open_number or 0) - len(bins)
+        prompt = sum(k.prompt for b in bins for k in b.kinds.values())
         output, kv, kv_square = _decoding(bins, forecast)
         return Demand(
             rate_rps=number / span_s,
@@ -171,12 +175,13 @@ class DemandWindow:
             feasible_prefill_ms=sum(b.feasible_prefill for b in bins) / feasible if feasible else 0.0,
             dispersion=_dispersion(work, prompt_ms),
             prefill_ms_quantiles=_quantiles(sorted(ms for at, ms in self._prompts if at >= oldest)),
-            prompt_tokens=sum(k.prompt for b in bins for k in b.kinds.values()) * scale,
+            prompt_tokens=prompt * scale,
             output_tokens=output * scale,
             kv_token_steps=kv * scale,
             kv_token_steps_square=kv_square * scale,
             kv_token_ms_before=sum(b.kv_before for b in bins) * scale,
             span_s=span_s,
+            feasible_prompt_share=sum(b.feasible_prompt for b in bins) / prompt if prompt else 1.0,
             course=tuple((b.feasible, b.feasible_prefill) for b in bins),
         )
 
@@ -229,10 +234,8 @@ def _dispersion(work: Sequence[float], prompt_ms: float) -> float:
     highest = 1.0
     for scale in (1, 4):
         sums = [sum(work[first : first + scale]) for first in range(len(work) % scale, len(work), scale)]
-        if len(sums) < 2:
-            break
-        mean = sum(sums) / len(sums)
-        if mean <= 0:
+        mean = sum(sums) / len(sums) if sums else 0.0
+        if len(sums) < 2 or mean <= 0:  # the only arrivals may be in the seconds left over at the beginning
             break
         spread = sum((value - mean) ** 2 for value in sums) / (len(sums) - 1)
         trust = len(sums) / (len(sums) + 20)  # few values say little about their spread

@@ -145,12 +145,28 @@ class FairQueue(Generic[T]):
                 return request
         return None
 
+    def is_late(self, request: T) -> bool:
+        """Whether a waiting request can no longer meet its deadline, as far as seen."""
+        return request in self._late
+
     def gives_way(self, request: T) -> bool:
         """Whether a waiting request is late, and goes only because nobody in time wants the room now."""
         if request not in self._late:
             return False
         ticket = self._tickets[request]
         return not self._turn_of_late(self._tiers[_rank(ticket.tier)].tenants[ticket.tenant])
+
+    def give_up(self, request: T) -> None:
+        """Count a waiting request as late although its latest start is not over: nowhere would it be in time.
+
+        Without this, in overload every request starts just too late, and all work is wasted.
+        """
+        if request in self._late:
+            return
+        ticket = self._tickets[request]
+        self._late.add(request)
+        tenant = self._tiers[_rank(ticket.tier)].tenants[ticket.tenant]
+        tenant.late.append(request)
 
     def take(self, request: T) -> None:
         """Remove a request that now runs, and charge its tenant."""
@@ -217,7 +233,7 @@ class FairQueue(Generic[T]):
     def _of_tenant(self, tenant: _Tenant[T], now_ms: float, *, late: bool) -> T | None:
         while tenant.in_time:
             _, _, _, latest_ms, request = tenant.in_time[0]
-            if request not in self._tickets:
+            if request not in self._tickets or request in self._late:
                 heapq.heappop(tenant.in_time)
             elif now_ms > latest_ms:
                 heapq.heappop(tenant.in_time)

@@ -7,6 +7,7 @@ import msgspec
 
 _PER_OCTAVE = 4
 _NUM_BUCKETS = 72  # up to 2**18 tokens
+_STANDS = 32
 
 
 class LengthKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,8 @@ class LengthModel:
     A forecast mixes three levels: this tenant's requests of this shape, this tenant's, the model's.
     A level with n answers gets n / (n + `prior_weight`) of what the finer ones left. Before anything is
     learned the forecast is `prior_tokens`, spread by a factor of two. At most `max_keys` histograms are
-    kept; the least recently fed leave.
+    kept; the least recently fed leave. A forecast stands until so many answers have come that it could have
+    changed: each one at first, one in 32 of those remembered later on.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LengthModel:
         self._max_keys = max_keys
         self._levels: OrderedDict[tuple[object, ...], _Histogram] = OrderedDict()
         self._forecasts: dict[tuple[object, ...], OutputForecast] = {}
+        self._stand_until = 0  # answers seen
         self._covered = [0] * 11
         self._seen = 0
         self._prior = _Histogram()
@@ -102,13 +105,17 @@ class LengthModel:
             histogram.add(output_tokens, self._memory)
         while len(self._levels) > self._max_keys:
             self._levels.popitem(last=False)
-        self._forecasts.clear()
+        if self._seen >= self._stand_until:
+            self._forecasts.clear()
+            self._stand_until = self._seen + 1 + int(min(self._seen, self._memory)) // _STANDS
 
     def forecast(self, key: LengthKey) -> OutputForecast:
         """Return the distribution expected for a request."""
         levels = _levels(key)
         known = self._forecasts.get(levels[0])
         if known is None:
+            if len(self._forecasts) >= self._max_keys:
+                self._forecasts.clear()
             known = self._mix([self._levels.get(level) for level in levels])
             self._forecasts[levels[0]] = known
         return known

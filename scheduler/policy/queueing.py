@@ -340,12 +340,40 @@ def decode_room(
     # Memory is reserved while the prompt is computed elsewhere, and held while it decodes.
     mean = per_ms * (step_ms * demand.kv_token_steps + demand.kv_token_ms_before)
     load = max(mean / kv_limit, growth, running / fleet.latency.max_running)
+    # What cannot be in time gives way, and takes only what is left.
+    pressing = max(mean * demand.feasible_prompt_share / kv_limit, growth, running / fleet.latency.max_running)
     per_request = demand.kv_token_steps_square * step_ms * per_ms
     held = per_request * (1 + demand.kv_token_ms_before / max(1.0, step_ms * demand.kv_token_steps))
     spread = math.sqrt(max(0.0, held * workers)) / workers / kv_limit
-    served = sum(min(1.0, 1 / max(1e-9, load + z * spread)) for z in _NORMAL if load + z * spread > 0)
-    idle = sum(1 for z in _NORMAL if load + z * spread <= 0)
-    return load, (served + idle) / len(_NORMAL)
+    needs = _kv_needs(demand)
+    return load, sum(_served(pressing + z * spread, needs) for z in _NORMAL) / len(_NORMAL)
+
+
+def _kv_needs(demand: Demand) -> Sequence[float]:
+    """Return the part of the memory that each quantile of the feasible requests asks for, the least first."""
+    every_ms = sum(demand.prefill_ms_quantiles)
+    if every_ms <= 0 or demand.prompt_tokens <= 0:
+        return ()
+    grown = demand.output_tokens / 2
+    sizes = [demand.prompt_tokens * len(demand.prefill_ms_quantiles) * ms / every_ms + grown
+             for ms in demand.prefill_ms_quantiles]  # fmt: skip
+    return [size / sum(sizes) for size in sizes]
+
+
+def _served(load: float, needs: Sequence[float]) -> float:
+    """Return the share (0 to 1) of requests that find room: in overload the small ones do, as room comes in pieces."""
+    if load <= 1.0:
+        return 1.0
+    room = 1 / load
+    if not needs:
+        return room
+    served = 0.0
+    for need in needs:
+        if need >= room:
+            return (served + room / need) / len(needs)
+        room -= need
+        served += 1
+    return 1.0
 
 
 def erlang_c(servers: int, offered: float) -> float:

@@ -130,6 +130,26 @@ def faster(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
         yield msgspec.structs.replace(arrival, at_s=arrival.at_s / factor)
 
 
+def overlaid(arrivals: Sequence[Arrival], *, copies: int, length_s: float, seed: int) -> list[Arrival]:
+    """Return `copies` times the load of a trace, `length_s` long: each copy is another stretch of it, wrapping round.
+
+    The stretches begin at evenly spaced places, shifted together by the seed; the time scale and its bursts stay.
+    Each copy's prefix blocks are its own.
+    """
+    whole_s = arrivals[-1].at_s + 1.0
+    rng = random.Random(seed)  # noqa: S311
+    shift_s = rng.uniform(0, whole_s)
+    found: list[Arrival] = []
+    for copy in range(copies):
+        from_s = (shift_s + copy * whole_s / copies) % whole_s
+        for arrival in arrivals:
+            at_s = (arrival.at_s - from_s) % whole_s
+            if at_s < length_s:
+                blocks = tuple(block * copies + copy for block in arrival.blocks)
+                found.append(msgspec.structs.replace(arrival, at_s=at_s, blocks=blocks))
+    return sorted(found, key=lambda arrival: arrival.at_s)
+
+
 def window(arrivals: Iterable[Arrival], *, from_s: float, length_s: float) -> Iterator[Arrival]:
     """Yield the requests of a part of a trace, with times from its start."""
     for arrival in arrivals:

@@ -1,12 +1,12 @@
-"""Who moves workers between roles in a simulation: nobody, a threshold, or the ratio controller."""
+"""Who moves workers between roles in a simulation: nobody or the ratio controller (rivals: `rivals.py`)."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from contracts.lifecycle import Role
 from scheduler.policy.blame import BlameWindow, Stage
+from scheduler.policy.cluster import WorkerView
 from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.ratio import Decision, Mode, Move, decide
@@ -23,6 +23,10 @@ class FleetSight(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in the scheduler that can still meet their targets."""
     num_waiting: int
     """All requests in the scheduler, plus those queued on prefill workers."""
+    waiting_work_ms: float
+    """Computing time of the prompts that wait in the scheduler."""
+    ready: Sequence[WorkerView]
+    """Ready workers."""
 
 
 class Pilot(Protocol):
@@ -53,30 +57,6 @@ class StaticPilot:
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
         """Return nothing."""
-        return None
-
-
-class ThresholdPilot(StaticPilot):
-    """The usual rule: more than `queue` waiting -> one decode worker to prefill; none for `idle_s` -> one back."""
-
-    def __init__(self, *, queue: int = 8, idle_s: float = 60.0) -> None:
-        self._queue = queue
-        self._idle_s = idle_s
-        self._empty_since_s: float | None = None
-
-    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
-        """Compare the queue with the threshold."""
-        if sight.num_waiting:
-            self._empty_since_s = None
-        elif self._empty_since_s is None:
-            self._empty_since_s = now_s
-        if sight.moving:
-            return None
-        if sight.num_waiting > self._queue and sight.split.decode > 1:
-            return _move(sight, Role.DECODE, Role.PREFILL)
-        if self._empty_since_s is not None and now_s - self._empty_since_s >= self._idle_s and sight.split.prefill > 1:
-            self._empty_since_s = now_s
-            return _move(sight, Role.PREFILL, Role.DECODE)
         return None
 
 
@@ -120,9 +100,3 @@ class AutoPilot:
         self.state, decision = decide(self.state, seen, self._fleet, self._limits, mode=self._mode, now_s=now_s)
         self.log.append((now_s, decision))
         return decision.move if self._mode is not Mode.SHADOW else None
-
-
-def _move(sight: FleetSight, from_role: Role, to_role: Role) -> Move | None:
-    donors = [donor for donor in sight.donors if donor.role is from_role]
-    donor = min(donors, key=lambda d: (d.drain_s, d.worker_id), default=None)
-    return Move(worker_id=donor.worker_id, from_role=from_role, to_role=to_role) if donor else None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.sight import RatioLimits
 from scheduler.simulator.arrivals import Arrival
-from scheduler.simulator.pilot import AutoPilot, Pilot, StaticPilot, ThresholdPilot
+from scheduler.simulator.pilot import AutoPilot, Pilot, StaticPilot
 from scheduler.simulator.report import Result, summarise
+from scheduler.simulator.rivals import PlannerPilot, ThresholdPilot
 from scheduler.simulator.setup import Setup
 from scheduler.simulator.simulation import Simulation
 
@@ -19,6 +20,7 @@ class Policy(enum.StrEnum):
     STATIC = "static"
     UNIFIED = "unified"
     THRESHOLD = "threshold"
+    PLANNER = "planner"
 
 
 def first_split(policy: Policy, workers: int) -> Split:
@@ -38,6 +40,8 @@ def pilot_of(policy: Policy, setup: Setup, limits: RatioLimits | None = None) ->
             return AutoPilot(fleet, limits or RatioLimits.of(setup.hand_off))
         case Policy.THRESHOLD:
             return ThresholdPilot()
+        case Policy.PLANNER:
+            return PlannerPilot(setup.policy_latency, setup.target)
         case Policy.STATIC | Policy.UNIFIED:
             return StaticPilot()
 

@@ -64,6 +64,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Percentiles
     missed_by_stage: dict[str, int]
     batch_tokens_per_s: float
+    """Prompt and output tokens of batch requests that ended before the last arrival."""
     duration_s: float
 
 
@@ -95,7 +96,11 @@ def summarise(
         if not met_targets(job, target):
             name = job.refused or ("unfinished" if not job.done and job.stage == "none" else job.stage.value)
             stages[name] = stages.get(name, 0) + 1
-    batch_tokens = sum(job.arrival.output_tokens + job.arrival.prompt_tokens for job in jobs if job.batch and job.done)
+    batch_tokens = sum(
+        job.arrival.output_tokens + job.arrival.prompt_tokens
+        for job in jobs
+        if job.batch and job.done and job.end_ms <= duration_s * 1000
+    )
     return Result(
         requests=len(interactive),
         feasible=len(feasible),

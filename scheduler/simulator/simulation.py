@@ -131,13 +131,27 @@ class Simulation:
             result = self._router.place(job, self._view(), now_ms, gives_way=self._queue.gives_way(job))
             assert job.ticket is not None
             if isinstance(result, Placement):
-                self._start(job, result)
+                if self._hopeless(job, result):
+                    self._queue.give_up(job)
+                else:
+                    self._start(job, result)
             elif result.reason is Reason.TOO_LONG:
                 self._refuse(job, "too_long")
             elif turns.no_room(job.ticket):
                 blocked = result.short_of if isinstance(result, NotScored) else Role.DECODE
         self._count_blocked()
         self._blocked_by = blocked
+
+    def _hopeless(self, job: Job, placement: Placement) -> bool:
+        """Whether even the best place is too late for a request that is not counted as late yet."""
+        ttft_ms = self.setup.target.ttft_ms
+        return (
+            ttft_ms is not None
+            and not job.batch
+            and isinstance(placement, Scored)
+            and not self._queue.is_late(job)
+            and placement.predicted_ttft_ms > ttft_ms
+        )
 
     def _count_blocked(self) -> None:
         now_ms = self._clock.now_ms
@@ -308,6 +322,8 @@ class Simulation:
             waiting_in_time=self._queue.num_in_time,
             num_waiting=len(self._queue)
             + sum(worker.num_queued for worker in self.workers.values() if worker.role is not Role.DECODE),
+            waiting_work_ms=self._waiting_work_ms,
+            ready=[worker.view() for worker in self.workers.values() if worker.ready],
         )
 
     def _drain_s(self, worker: SimWorker) -> float:

@@ -1,10 +1,13 @@
-"""Readers of public traces. Times become seconds from the first request."""
+"""Readers of public traces, `.gz` and `.xz` as they are. Times become seconds from the first request."""
 
 import csv
 import enum
+import gzip
+import lzma
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -32,9 +35,9 @@ class _MooncakeLine(msgspec.Struct, frozen=True):
 def kind_of(file: Path) -> TraceKind:
     """Return a file's format, by its first line. Raises TraceError."""
     try:
-        with file.open(encoding="utf-8") as lines:
+        with _open(file) as lines:
             first = lines.readline()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise TraceError(f"{file}: {error}") from None
     if first.startswith("{"):
         return TraceKind.MOONCAKE_JSONL
@@ -56,8 +59,16 @@ def read_trace(file: Path) -> list[Arrival]:
     return [msgspec.structs.replace(a, at_s=a.at_s - start_s) for a in arrivals]
 
 
+def _open(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8", newline="")
+    if file.suffix == ".xz":
+        return lzma.open(file, "rt", encoding="utf-8", newline="")
+    return file.open(encoding="utf-8", newline="")
+
+
 def _azure(file: Path) -> Iterator[Arrival]:
-    with file.open(encoding="utf-8", newline="") as lines:
+    with _open(file) as lines:
         rows = csv.reader(lines)
         next(rows)
         for number, row in enumerate(rows, start=2):
@@ -74,7 +85,7 @@ def _azure(file: Path) -> Iterator[Arrival]:
 
 def _mooncake(file: Path) -> Iterator[Arrival]:
     decoder = msgspec.json.Decoder(_MooncakeLine)
-    with file.open("rb") as lines:
+    with _open(file) as lines:
         for number, raw in enumerate(lines, start=1):
             if not raw.strip():
                 continue

@@ -1,5 +1,6 @@
 """Demand is measured where it arrives, and cut where it changes."""
 
+import math
 import random
 
 import pytest
@@ -87,3 +88,14 @@ def test_clustered_arrivals_show_in_the_dispersion():
         feed(bursty, from_s=start, to_s=start + 1, rate=100.0, seed=start)
     assert calm.demand(120.0, forecast).dispersion == pytest.approx(1.2, abs=0.5)
     assert bursty.demand(120.0, forecast).dispersion > 8
+
+
+@pytest.mark.parametrize("quiet_s", range(1, 40))
+def test_arrivals_followed_by_silence_are_a_reading_like_any_other(quiet_s):
+    window = DemandWindow()
+    for at_s in (0.2, 0.7, 1.1):
+        window.observe(at_s, DemandSample(kind="short", prompt_tokens=1000, prefill_ms=100.0, feasible=True))
+    demand = window.demand(2.0 + quiet_s, forecast)
+    assert demand is not None
+    assert demand.rate_rps == pytest.approx(3 / (2 + quiet_s))
+    assert math.isfinite(demand.dispersion)

@@ -128,3 +128,20 @@ def test_backlogged_tenants_never_differ_by_more_than_two_of_the_largest_request
 def test_tokens_count_what_they_cost(uncached, cached, output, expected):
     got = TokenWeights().cost(uncached_tokens=uncached, cached_tokens=cached, output_tokens=output)
     assert got == pytest.approx(expected)
+
+
+def test_a_request_that_would_be_late_everywhere_makes_way_at_once():
+    queue = FairQueue(FairLimits())
+    for name in ("hopeless", "next"):
+        queue.push(name, ticket(deadline=100.0 if name == "hopeless" else 200.0, latest=1e9))
+    assert queue.head(0.0) == "hopeless"
+    queue.give_up("hopeless")
+    queue.give_up("hopeless")
+    assert queue.head(0.0) == "next"
+    assert queue.is_late("hopeless")
+    assert queue.num_in_time == 1
+    queue.take("next")
+    assert queue.head(0.0) == "hopeless"
+    assert queue.gives_way("hopeless")
+    queue.take("hopeless")
+    assert queue.head(0.0) is None

@@ -249,6 +249,7 @@ def test_shadow_decides_as_auto_does():
     )
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     prefill=st.integers(0, 8),
     decode=st.integers(0, 8),

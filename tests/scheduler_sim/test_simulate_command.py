@@ -22,7 +22,7 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments), catch_exceptions=True)
 
 
-@pytest.mark.parametrize("policy", ["auto", "static:4/4", "auto:3/3/2", "unified", "threshold"])
+@pytest.mark.parametrize("policy", ["auto", "static:4/4", "auto:3/3/2", "unified", "threshold", "planner"])
 @pytest.mark.parametrize("hand_off", ["direct", "store"])
 def test_json_has_the_fixed_names(policy, hand_off):
     got = run(*LOAD, "--policy", policy, "--hand-off", hand_off, "--json")
