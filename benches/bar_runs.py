@@ -1,0 +1,159 @@
+"""Runs of the bars, each kept in a file once it is done, and the search for the best static split in hindsight."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+import scheduler.policy
+import scheduler.simulator
+from benches.bar_loads import TARGET, WORKERS, Load, Row
+from contracts.lifecycle import HandOff
+from scheduler.policy.queueing import Split
+from scheduler.simulator.play import Policy, first_split, play
+from scheduler.simulator.report import met_targets
+from scheduler.simulator.setup import Placer, Setup
+
+BIN_S = 10.0
+_CONTROLLER = {"ratio.py", "ways.py", "offers.py", "sight.py", "demand.py", "queueing.py", "decisions.py", "ladder.py"}
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one load under one policy."""
+
+    requests: int
+    attainment: float
+    """Of feasible requests, refused ones counted as missed, 0.0 to 1.0."""
+    flips: int
+    end: str
+    """The split at the end."""
+    course: list[tuple[int, int]]
+    """Feasible requests, and met ones, by arrival in bins of BIN_S."""
+    batch_tokens_per_s: float = 0.0
+    tenants: dict[str, float] = {}
+    """Attainment by tenant."""
+
+
+class Runner:
+    """Plays what has not been played by this code yet."""
+
+    def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._say = say
+        self._code = {True: _fingerprint(controller=True), False: _fingerprint(controller=False)}
+        self._loads: dict[tuple[str, int], list] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def run(  # noqa: PLR0913
+        self,
+        name: str,
+        load: Load,
+        seed: int,
+        policy: Policy,
+        split: Split,
+        *,
+        hand_off: HandOff = HandOff.DIRECT,
+        placer: Placer = Placer.SCORED,
+        group_batches: bool = True,
+    ) -> Run:
+        """Return a run, from the file if it is there."""
+        steered = policy not in (Policy.STATIC, Policy.UNIFIED)
+        key = f"{name} {seed} {policy} {split} {hand_off} {placer} {group_batches}"
+        digest = hashlib.sha256(f"{key} {self._code[steered]}".encode()).hexdigest()[:16]
+        file = self._directory / f"{digest}.json"
+        if file.exists():
+            return msgspec.json.decode(file.read_bytes(), type=Run)
+        arrivals = self._arrivals(name, load, seed)
+        setup = Setup(
+            split=split, target=TARGET, hand_off=hand_off, placer=placer, group_batches=group_batches, seed=seed
+        )
+        result, simulation = play(arrivals, setup, policy)
+        jobs = [job for job in simulation.jobs.values() if not job.batch and job.feasible]
+        course: dict[int, list[int]] = {}
+        tenants: dict[str, list[int]] = {}
+        for job in jobs:
+            met = met_targets(job, TARGET)
+            for counts in (
+                course.setdefault(int(job.arrival.at_s / BIN_S), [0, 0]),
+                tenants.setdefault(job.arrival.tenant, [0, 0]),
+            ):
+                counts[0] += 1
+                counts[1] += met
+        run = Run(
+            requests=result.requests,
+            attainment=result.attainment_total,
+            flips=result.flips,
+            end=str(simulation.split()),
+            course=[(n, m) for n, m in (course.get(b, (0, 0)) for b in range(max(course, default=0) + 1))],
+            batch_tokens_per_s=result.batch_tokens_per_s,
+            tenants={tenant: met / number for tenant, (number, met) in sorted(tenants.items())},
+        )
+        file.write_bytes(msgspec.json.encode(run))
+        self._say(f"{key}: {run.attainment:.1%}, {run.flips} flips, {run.end}")
+        return run
+
+    def best_static(
+        self, name: str, load: Load, seed: int, hand_off: HandOff, starts: Sequence[Split]
+    ) -> tuple[Split, Run]:
+        """Return the best split of all three roles in hindsight: a climb over single moves from several starts."""
+        tried: dict[Split, float] = {}
+
+        def value(split: Split) -> float:
+            if split not in tried:
+                tried[split] = self.run(name, load, seed, Policy.STATIC, split, hand_off=hand_off).attainment
+            return tried[split]
+
+        at = max(starts, key=value)
+        while True:
+            better = max(_neighbours(at), key=value)
+            if value(better) <= value(at) + 0.002:
+                break
+            at = better
+        best = max(tried, key=lambda split: tried[split])
+        return best, self.run(name, load, seed, Policy.STATIC, best, hand_off=hand_off)
+
+    def policy(self, row: Row, seed: int, policy: Policy) -> Run:
+        """Return a policy's run from the row's first split, or its own."""
+        split = row.first if row.first is not None and policy is not Policy.UNIFIED else first_split(policy, WORKERS)
+        return self.run(row.name, row.load, seed, policy, split, hand_off=row.hand_off)
+
+    def _arrivals(self, name: str, load: Load, seed: int) -> list:
+        if (name, seed) not in self._loads:
+            self._loads = {(name, seed): load(seed)}  # one at a time: they are large
+        return self._loads[name, seed]
+
+
+STARTS = (
+    Split(prefill=4, decode=4),
+    Split(prefill=6, decode=2),
+    Split(prefill=2, decode=6),
+    Split(prefill=2, decode=2, unified=4),
+    Split(unified=8),
+)
+
+
+def _neighbours(split: Split) -> Iterator[Split]:
+    """Yield the split after each possible single move; no half pairs."""
+    roles = ("prefill", "decode", "unified")
+    for giver in roles:
+        for taker in roles:
+            if giver == taker or not getattr(split, giver):
+                continue
+            counts = {role: getattr(split, role) for role in roles}
+            counts[giver] -= 1
+            counts[taker] += 1
+            if (counts["prefill"] > 0) == (counts["decode"] > 0):
+                yield Split(**counts)
+
+
+def _fingerprint(*, controller: bool) -> str:
+    """Return a hash of the code that a run depends on; static runs do not depend on the controller."""
+    digest = hashlib.sha256()
+    for package in (scheduler.policy, scheduler.simulator):
+        for file in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            steering = file.name in _CONTROLLER or file.name in ("pilot.py", "rivals.py", "play.py")
+            if controller or not steering:
+                digest.update(file.read_bytes())
+    digest.update(Path(__file__).with_name("bar_loads.py").read_bytes())
+    return digest.hexdigest()
