@@ -22,12 +22,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     won: float
     """Requests in time that the whole way adds until the demand changes."""
     lost: float
-    """Requests that its first move costs: a worker's goodput while it drains, switches and warms up."""
+    """Requests that its moves cost: a worker's goodput while it drains, switches and warms up."""
 
     @property
     def pays(self) -> bool:
-        """Whether the first move's share of what is won exceeds what it costs."""
-        return self.won / self.way.steps > self.lost
+        """Whether what is won exceeds what it costs."""
+        return self.won > self.lost
 
 
 class Offers(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,17 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True):
 def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits: RatioLimits, now_s: float) -> Offers:
     """Value every direction, and name the best."""
     hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
+    behind = _behind(sight, hold_s, limits)
     corrections = Corrections(
         prefill=state.prefill_gain,
         decode=state.decode_gain,
         backlog_rps=sight.waiting_in_time / limits.clear_s,
     )
-    demands = _weighted(sight, demand, hold_s, limits)
+    demands = _weighted(sight, demand, behind)
+    # A split that suits all demands seen lately stays right when they change.
+    lasts_s = hold_s + behind * (limits.hold_bounds_s[1] - hold_s)
     now, found = ways(sight.split, demands, fleet, corrections, floors(sight.split.total))
-    made = list(_made(found, now, sight, fleet, limits, hold_s))
+    made = list(_made(found, now, sight, fleet, limits, lasts_s))
     return Offers(
         now=now,
         best=max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None),
@@ -75,7 +78,7 @@ def _made(
             donor=donor,
             gain=gain,
             won=(way.goodput_rps - now.goodput_rps) * useful_s,
-            lost=per_worker_rps * (flip_s + _warm_s(donor, fleet)) * (1 + limits.price_margin),
+            lost=per_worker_rps * (flip_s + _warm_s(donor, fleet)) * (1 + limits.price_margin) * way.steps,
         )
 
 
@@ -111,24 +114,33 @@ def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float
     return min(max(sum(intervals) / len(intervals), since, low), high)
 
 
-def _weighted(sight: Sight, demand: Demand, hold_s: float, limits: RatioLimits) -> Sequence[Weighted]:
-    """Return the demands to serve: the present one, and earlier ones as far as workers could not follow in time.
+def _behind(sight: Sight, hold_s: float, limits: RatioLimits) -> float:
+    """Return the share (0 to 1) of the time in which the split is one made for an earlier demand.
 
-    When the demand changes, workers need `follow_s` to come after it, and that share of the time is spent with
-    a split made for another demand. So that share of the weight goes to all that was seen lately; all of it when
-    demands change faster than workers move: then the split that suits them all is the best one.
+    When the demand changes, workers need a while to come after it; demands that change faster than that are never
+    followed.
     """
     if not sight.past:
-        return [Weighted(demand, 1.0)]
+        return 0.0
     follow_s = limits.detect_s + limits.moves_to_follow * _slowest_s(sight, limits)
-    behind = min(1.0, follow_s / hold_s)
+    return min(1.0, follow_s / hold_s)
+
+
+def _weighted(sight: Sight, demand: Demand, behind: float) -> Sequence[Weighted]:
+    """Return the demands to serve: the present one, and all that was seen lately as far as workers lag behind.
+
+    If they always do, then the split that suits all the demands is the best one.
+    """
+    if not behind:
+        return [Weighted(demand, 1.0)]
     spans_s = sum(past.span_s for past in sight.past) + demand.span_s
     lately = [Weighted(past, behind * past.span_s / spans_s) for past in sight.past]
     return [*lately, Weighted(demand, 1 - behind + behind * demand.span_s / spans_s)]
 
 
 def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:
-    switch_s = limits.restart_s if Role.UNIFIED in (way.from_role, way.to_role) else limits.switch_s
+    """Return the mean time of the way's moves: the first donor's drain stands for all."""
+    switch_s = (way.restarts * limits.restart_s + (way.steps - way.restarts) * limits.switch_s) / way.steps
     return switch_s + (donor.drain_s if limits.drains else 0.0)
 
 

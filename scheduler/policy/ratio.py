@@ -76,7 +76,7 @@ def decide(
     elif mode is Mode.MANUAL:
         verdict = _towards_pin(sight, limits)
     else:
-        verdict = _empty_pool(sight) or _best(state, sight, fleet, limits, now_s)
+        verdict = _half_a_pair(state, sight) or _best(state, sight, fleet, limits, now_s)
     state = _with_favour(state, verdict)
     ticks = _ticks_needed(verdict, sight, limits, now_s)
     if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
@@ -84,7 +84,8 @@ def decide(
     way, now = verdict.way, verdict.now
     move = _move(way, sight) if way is not None and verdict.why in _MOVING_WHYS else None
     if move is not None:
-        state = _moved(state, move, now_s)
+        dissolving = way.dissolves if way is not None and verdict.why is Why.GAIN else state.dissolving
+        state = _moved(state, move, now_s, dissolving=dissolving)
     return state, Decision(
         move=move,
         why=verdict.why,
@@ -103,6 +104,7 @@ def _ticks_needed(verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s:
     return 1 if changed else limits.confirm_ticks
 
 
+_PAIR = 2
 _MOVING_WHYS = frozenset({Why.GAIN, Why.POOL_EMPTY, Why.PINNED})
 
 
@@ -137,14 +139,16 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
     return _Verdict(why, offer.way, table.now, offer.gain)
 
 
-def _empty_pool(sight: Sight) -> _Verdict | None:
-    """Return the move that gives a pair back to a pool that lost one side, whatever the cooldown."""
+def _half_a_pair(state: RatioState, sight: Sight) -> _Verdict | None:
+    """Return the move that ends half a pair, whatever the cooldown: gives it its other half, or dissolves it."""
     split = sight.split
     if bool(split.prefill) == bool(split.decode):
         return None
     empty, other = (Role.PREFILL, Role.DECODE) if split.prefill == 0 else (Role.DECODE, Role.PREFILL)
-    from_role = other if getattr(split, other) >= 2 else Role.UNIFIED
-    if getattr(split, from_role) < (2 if from_role is other else 1):
+    if state.dissolving and split.unified:
+        return _Verdict(Why.POOL_EMPTY, Way.step(split, other, Role.UNIFIED))
+    from_role = other if getattr(split, other) >= _PAIR else Role.UNIFIED
+    if getattr(split, from_role) < (_PAIR if from_role is other else 1):
         return None
     return _Verdict(Why.POOL_EMPTY, Way.step(split, from_role, empty))
 
@@ -224,7 +228,7 @@ def _move(way: Way, sight: Sight) -> Move | None:
     return Move(worker_id=donor.worker_id, from_role=way.from_role, to_role=way.to_role)
 
 
-def _moved(state: RatioState, move: Move, now_s: float) -> RatioState:
+def _moved(state: RatioState, move: Move, now_s: float, *, dissolving: bool) -> RatioState:
     undone = (move.from_role, move.to_role) == (state.last_to, state.last_from)
     return msgspec.structs.replace(
         state,
@@ -232,4 +236,5 @@ def _moved(state: RatioState, move: Move, now_s: float) -> RatioState:
         last_from=move.from_role,
         last_to=move.to_role,
         reversals=state.reversals + 1 if undone else 0,
+        dissolving=dissolving,
     )

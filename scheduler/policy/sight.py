@@ -37,7 +37,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Relative gain in goodput below which nothing moves."""
     clear_gain: float = 0.05
     """Relative gain that needs only `confirm_ticks`; a smaller one needs `patient_ticks`."""
-    last_unified_gain: float = 0.08
+    last_unified_gain: float = 0.03
     """Relative gain for which the last unified worker may go: the pairs back each other up, if less simply."""
     sure_gain: float = 0.05
     """Relative gain from which a move in the same direction as the last need not wait for the cooldown."""
@@ -77,7 +77,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             drains=False,
             cooldown_s=3.0,
             cooldown_from_decode_s=3.0,
-            last_unified_gain=0.03,
+            last_unified_gain=0.02,
         )
 
 
@@ -92,6 +92,8 @@ class RatioState(msgspec.Struct, frozen=True, kw_only=True):
     last_to: Role | None = None
     reversals: int = 0
     """Moves in a row that undid the one before; each doubles the cooldown."""
+    dissolving: bool = False
+    """The last move was one towards a pool without pairs."""
     favoured: tuple[Role, Role] | None = None
     favoured_ticks: int = 0
 

@@ -1,4 +1,4 @@
-"""Every direction in which workers could move, valued by predicted goodput. Pure."""
+"""Splits that workers could be moved to, valued by predicted goodput, and the first move on the way. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,11 +8,12 @@ from contracts.lifecycle import Role
 from scheduler.policy.demand import Demand
 from scheduler.policy.queueing import Corrections, Fleet, Prediction, Predictor, Split
 
+_ALL_SPLITS_UP_TO = 12
 _MAX_STEPS = 8
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of equal moves from one role to another."""
+    """A target and the moves that lead there, the first one named."""
 
     from_role: Role
     to_role: Role
@@ -21,10 +22,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     target: Split
     """After the last one."""
     steps: int = 1
+    restarts: int = 0
+    """How many of the moves are to or from unified."""
     goodput_rps: float = 0.0
     """At the target."""
     legal: bool = True
-    """Whether the first move keeps the floors of prefill and decode."""
+    """Whether the target keeps the floors of prefill and decode."""
     last_unified: bool = False
     """Whether it gives up the unified workers that the floors ask for."""
 
@@ -32,7 +35,13 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def step(cls, split: Split, from_role: Role, to_role: Role) -> "Way":
         """Return a way of one move, not valued."""
         target = moved(split, from_role, to_role)
-        return cls(from_role=from_role, to_role=to_role, next=target, target=target)
+        restarts = int(Role.UNIFIED in (from_role, to_role))
+        return cls(from_role=from_role, to_role=to_role, next=target, target=target, restarts=restarts)
+
+    @property
+    def dissolves(self) -> bool:
+        """Whether no pair is left at the target."""
+        return not self.target.prefill and not self.target.decode
 
 
 def moved(split: Split, from_role: Role, to_role: Role) -> Split:
@@ -53,54 +62,91 @@ class Weighted(msgspec.Struct, frozen=True):
 def ways(
     split: Split, demands: Sequence[Weighted], fleet: Fleet, corrections: Corrections, least: Split
 ) -> tuple[Prediction, list[Way]]:
-    """Return what the split would do as it is, and each direction at its best number of moves.
+    """Return what the split would do as it is, and a valued way to every other split worth a thought.
 
-    With several demands, values are weighted means. A split
-    keeps the floors `least`; one that is below them may only come closer. Directions that break them
-    are valued for one move, and marked.
+    With several demands, values are weighted means. A target keeps the floors `least` or has no pairs at all; from a
+    split below the floors any that is not further below will do. Single moves that break the floors are valued, too,
+    and marked.
     """
     predictors = [(Predictor(entry.demand, fleet, corrections), entry.weight) for entry in demands]
-    now = _value(split, predictors)
+    known: dict[Split, Prediction] = {}
+
+    def value(of: Split) -> Prediction:
+        if of not in known:
+            known[of] = _value(of, predictors)
+        return known[of]
+
     found = []
-    for from_role, to_role in _directions(split):
-        step = Way.step(split, from_role, to_role)
-        legal = _keeps(step.next, split, least)
-        best = msgspec.structs.replace(
-            step,
-            goodput_rps=_value(step.next, predictors).goodput_rps,
-            legal=legal,
-            last_unified=step.next.unified < min(least.unified, split.unified),
+    for target in _targets(split):
+        legal = _keeps(target, split, least)
+        if not legal and _distance(split, target) > 1:
+            continue
+        first = _first_move(split, target, value)
+        found.append(
+            Way(
+                from_role=first[0],
+                to_role=first[1],
+                next=moved(split, *first),
+                target=target,
+                steps=_distance(split, target),
+                restarts=abs(target.unified - split.unified),
+                goodput_rps=value(target).goodput_rps,
+                legal=legal,
+                last_unified=target.unified < min(least.unified, split.unified),
+            )
         )
-        for steps in range(2, _MAX_STEPS + 1):
-            if not legal or getattr(best.target, from_role) < 1:
-                break
-            target = moved(best.target, from_role, to_role)
-            if not _keeps(target, split, least) or target.unified < min(least.unified, split.unified):
-                break
-            goodput_rps = _value(target, predictors).goodput_rps
-            if goodput_rps <= best.goodput_rps:
-                break
-            best = msgspec.structs.replace(best, target=target, steps=steps, goodput_rps=goodput_rps)
-        found.append(best)
-    return now, found
+    return value(split), found
 
 
-def _keeps(split: Split, before: Split, least: Split) -> bool:
-    return split.prefill >= min(least.prefill, before.prefill) and split.decode >= min(least.decode, before.decode)
-
-
-def _directions(split: Split) -> Iterator[tuple[Role, Role]]:
+def _targets(split: Split) -> Iterator[Split]:
+    """Yield every other split of a small pool; of a large one those along one direction, and all-unified."""
+    total = split.total
+    if total <= _ALL_SPLITS_UP_TO:
+        for prefill in range(total + 1):
+            for decode in range(total + 1 - prefill):
+                target = Split(prefill=prefill, decode=decode, unified=total - prefill - decode)
+                if target != split:
+                    yield target
+        return
     for from_role in Role:
         for to_role in Role:
-            if from_role is not to_role and getattr(split, from_role) > 0:
-                yield from_role, to_role
+            target = split
+            for _ in range(_MAX_STEPS):
+                if from_role is to_role or not getattr(target, from_role):
+                    break
+                target = moved(target, from_role, to_role)
+                yield target
+    if split.unified < total:
+        yield Split(unified=total)
+
+
+def _distance(split: Split, target: Split) -> int:
+    return sum(max(0, getattr(target, role) - getattr(split, role)) for role in Role)
+
+
+def _first_move(split: Split, target: Split, value: Callable[[Split], Prediction]) -> tuple[Role, Role]:
+    """Return the move towards the target after which the pool does best."""
+    givers = [role for role in Role if getattr(split, role) > getattr(target, role)]
+    takers = [role for role in Role if getattr(split, role) < getattr(target, role)]
+    choices = [(giver, taker) for giver in givers for taker in takers]
+    if len(choices) == 1:
+        return choices[0]
+    return max(choices, key=lambda move: value(moved(split, *move)).goodput_rps)
+
+
+def _keeps(target: Split, before: Split, least: Split) -> bool:
+    if not target.prefill and not target.decode:
+        return True
+    return target.prefill >= min(least.prefill, before.prefill or least.prefill) and target.decode >= min(
+        least.decode, before.decode or least.decode
+    )
 
 
 def _value(split: Split, predictors: Sequence[tuple[Predictor, float]]) -> Prediction:
     if len(predictors) == 1:
         return predictors[0][0].predict(split)
     predictions = [(predictor.predict(split), weight) for predictor, weight in predictors]
-    total = sum(weight for _, weight in predictors)
+    total = sum(weight for _, weight in predictions)
 
     def mean(read: Callable[[Prediction], float]) -> float:
         return sum(read(prediction) * weight for prediction, weight in predictions) / total
