@@ -45,7 +45,7 @@ class Runner:
         self._loads: dict[tuple[str, int], list] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
-    def run(  # noqa: PLR0913
+    def run(
         self,
         name: str,
         load: Load,
