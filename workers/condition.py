@@ -32,6 +32,7 @@ class Condition:
         self.load = EngineLoad()
         self.facts: EngineFacts | None = None
         self.on_change: Callable[[], None] = lambda: None
+        self.kv_seq: Callable[[], int] = lambda: 0
         self._engine = engine
         self._assignments = assignments
         self._now_s = now_s
@@ -114,5 +115,6 @@ class Condition:
             num_prefill_bootstrap=load.num_prefill_bootstrap,
             num_prefill_inflight=load.num_prefill_inflight,
             num_decode_transfer=load.num_decode_transfer,
+            kv_seq=self.kv_seq(),
             sent_unix_ms=int(time.time() * 1000),
         )

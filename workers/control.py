@@ -30,6 +30,7 @@ from contracts.wire import (
 from workers.assignments import Assignments
 from workers.condition import Condition
 from workers.engine import Job, Refusal
+from workers.kv_table import KvTable
 from workers.roles import RoleSwitch
 from workers.trials import Probes
 
@@ -130,11 +131,14 @@ class _Stream:
 class Control:
     """All Control streams of one worker."""
 
-    def __init__(self, condition: Condition, assignments: Assignments, roles: RoleSwitch, probes: Probes) -> None:
+    def __init__(
+        self, condition: Condition, assignments: Assignments, roles: RoleSwitch, probes: Probes, kv: KvTable
+    ) -> None:
         self._condition = condition
         self._assignments = assignments
         self._roles = roles
         self._probes = probes
+        self._kv = kv
         self._streams: set[_Stream] = set()
 
     # -- to the schedulers ---------------------------------------------------------------------------
@@ -196,6 +200,8 @@ class Control:
         elif kind == "abort":
             abort = command.abort
             self._assignments.abort(attempt_from_pb(abort.id), all_samples=abort.all_samples, reason=abort.reason)
+        elif kind == "kv_resync":
+            self._kv.say_again()
         elif kind == "settled":
             self._assignments.finals.settle(rid_from_bytes(command.settled.rid))
 
@@ -222,6 +228,8 @@ class Control:
             v=VERSION,
         )
         stream.report(pb.ControlReport(inventory=inventory))
+        if stream.epoch:
+            self._kv.say_again()
 
     def _submit(self, submit: pb.Submit, stream: _Stream) -> None:
         try:

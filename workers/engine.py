@@ -165,6 +165,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     slowest_step_ms: float  # the longest time without visible progress that is still normal
     latency: LatencyModel | None = None  # what it costs, where the engine knows it
     switch_roles: frozenset[Role] = frozenset()  # what `switch` may change to, by the engine's own call
+    tells_blocks: bool = False  # writes what it holds into the worker's KvTable
     role_is_label: bool = False  # any phase runs in any role (hand-off store): a role change needs no drain
 
 

@@ -16,6 +16,7 @@ import uvloop
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
+from contracts.prefix import HASH_FORMAT
 from contracts.resp import redis_client
 from contracts.wire import Registration
 from observability.loop_lag import watch_loop_lag
@@ -28,6 +29,7 @@ from workers.engines.faults import Faults
 from workers.engines.sglang_options import SglangOptions
 from workers.engines.timed import TimedEngine
 from workers.heartbeat import Heartbeat
+from workers.kv_table import KvTable
 from workers.model_files import model_revision
 from workers.outbox import Limits
 from workers.profile import ProfileError, read_profile
@@ -43,7 +45,7 @@ EXIT_RESTART = 75  # EX_TEMPFAIL: the supervisor should start the worker again
 EXIT_FENCED = 76  # another process with the same id has taken over
 
 
-def build_engine(settings: Settings, catalog: Catalog) -> Engine:
+def build_engine(settings: Settings, catalog: Catalog, kv: KvTable) -> Engine:
     """Return the configured engine. For sglang this spawns its processes and loads the model."""
     if settings.engine == "timed":
         faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
@@ -55,11 +57,12 @@ def build_engine(settings: Settings, catalog: Catalog) -> Engine:
             switch_s=settings.switch_ms / 1000,
             restart_s=settings.restart_ms / 1000,
             faults=faults,
+            kv=kv,
         )
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
     from workers.engines.sglang import SglangEngine  # noqa: PLC0415
 
-    return SglangEngine(sglang_options_of(settings, catalog))
+    return SglangEngine(sglang_options_of(settings, catalog), kv)
 
 
 def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
@@ -137,7 +140,7 @@ def revision_of(settings: Settings) -> str:
 
 
 async def serve(
-    settings: Settings, engine: Engine, catalog: Catalog, *, revision: str, started_unix_ms: int
+    settings: Settings, engine: Engine, catalog: Catalog, kv: KvTable, *, revision: str, started_unix_ms: int
 ) -> RestartNeeded | None:
     """Run the worker until SIGTERM or SIGINT, then stop gracefully; or return why it must start again."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
@@ -160,6 +163,7 @@ async def serve(
         spans=Spans(tracer, worker_id=settings.id, pool=settings.pool),
         min_grace_s=settings.progress_grace_s,
         may_restart=True,
+        kv=kv,
     )
     address = await server.start(settings.listen)
     if settings.advertise:
@@ -247,6 +251,7 @@ def registration_of(
             catalog_revision=catalog.revision,
             started_unix_ms=condition.identity.epoch,
             zone=settings.zone,
+            hash_format=HASH_FORMAT if facts.tells_blocks else "",
             node=settings.node or socket.gethostname(),
             capabilities=("probe", *(f"switch_{role}" for role in sorted(facts.switch_roles))),
             num_running=load.num_running,
@@ -278,9 +283,10 @@ def main() -> None:
         raise SettingsError(f"WORKER_CATALOG: {error}") from None
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
-    engine = build_engine(settings, catalog)
+    kv = KvTable(revision)
+    engine = build_engine(settings, catalog, kv)
     try:
-        restart = uvloop.run(serve(settings, engine, catalog, revision=revision, started_unix_ms=started_unix_ms))
+        restart = uvloop.run(serve(settings, engine, catalog, kv, revision=revision, started_unix_ms=started_unix_ms))
     except OSError as error:
         sys.exit(f"worker {settings.id}: {error}")
     sys.stdout.flush()

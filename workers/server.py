@@ -18,6 +18,7 @@ from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import End, Engine, Job
+from workers.kv_table import KvTable
 from workers.outbox import Limits
 from workers.records import Recorder
 from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
@@ -74,6 +75,7 @@ class WorkerServer:
         force_end_s: float = 10.0,
         drain_cap_s: float = DRAIN_CAP_S,
         may_restart: bool = False,
+        kv: KvTable | None = None,
     ) -> None:
         """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again."""
         now_s = asyncio.get_running_loop().time
@@ -90,7 +92,9 @@ class WorkerServer:
             self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
         )
         self.probes = Probes(engine, lambda result: self._control.tell_leaders(pb.ControlReport(probe_result=result)))
-        self._control = Control(self.condition, self.assignments, self.roles, self.probes)
+        self.kv = kv or KvTable("")
+        self.condition.kv_seq = lambda: self.kv.seq
+        self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv)
         self._server = grpc.aio.server(options=_OPTIONS)
         servicer = _Servicer(self._control, Attach(self.assignments))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
@@ -122,6 +126,8 @@ class WorkerServer:
                 self.assignments.tick()
                 self.probes.tick()
                 self._control.tell_status(self.condition.observe())
+                for events in self.kv.take():
+                    self._control.tell_leaders(pb.ControlReport(kv_events=events))
                 if self._may_restart and self.condition.hung:
                     raise RestartNeeded(None, "the engine hangs: work is there and nothing moves")
 

@@ -6,8 +6,9 @@ import pytest
 import structlog
 
 from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.prefix import HASH_FORMAT, prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import ROLE_TO_PB
+from contracts.wire import ROLE_TO_PB, pack_ids
 from tests.engines import Engines
 from tests.workers.peers import Gateway, Leader, new_attempt, pair_submits, submit_of
 
@@ -119,3 +120,44 @@ async def bootstrap_of(engines: Engines, side: Side) -> tuple[str, int]:
                 await asyncio.sleep(0.05)
     finally:
         await redis.aclose()
+
+
+async def test_the_real_engine_tells_the_blocks_that_a_gateway_computes(engines):
+    """The worker makes the chain from SGLang's own events; the same prompt and salt give the same names here."""
+    prompt = engines.prompts[4] * 3
+    wanted = prompt_blocks(
+        pack_ids(prompt), scope(model_revision=engines.unified.registration.model_revision, salt="tenant-a")
+    )
+    assert len(wanted) >= 2
+    assert engines.unified.registration.hash_format == HASH_FORMAT
+    async with asyncio.TaskGroup() as tasks:
+        leader, gateway = Leader(engines.unified.address, epoch=EPOCH), Gateway(engines.unified.address)
+        await leader.open(tasks)
+        await gateway.attach(tasks, epoch=engines.unified.epoch)
+        attempt = new_attempt()
+        submit = submit_of(engines.unified, prompt, attempt=attempt, epoch=EPOCH, cache_salt="tenant-a", **GREEDY)
+        await leader.send(submit=submit)
+        await gateway.answer(attempt)
+        await leader.next_of("kv_events", lambda _: set(wanted) <= held(leader))
+        other = prompt_blocks(
+            pack_ids(prompt), scope(model_revision=engines.unified.registration.model_revision, salt="tenant-b")
+        )
+        assert not set(other) & held(leader)
+        before = held(leader)
+        await leader.send(kv_resync=pb.KvResync())
+        seen = len(leader.of("kv_events"))
+        await leader.next_of("kv_events", lambda e: leader.of("kv_events").index(e) >= seen and e.cleared)
+        await leader.next_of("kv_events", lambda _: held(leader) >= before)
+        await gateway.detach()
+        await leader.close()
+
+
+def held(leader: Leader) -> set[int]:
+    """What a scheduler believes the worker holds on its device."""
+    names: set[int] = set()
+    for events in leader.of("kv_events"):
+        if events.cleared:
+            names.clear()
+        names |= set(unpack_blocks(events.stored))
+        names -= set(unpack_blocks(events.removed))
+    return names

@@ -2,14 +2,20 @@
 
 from collections import OrderedDict
 
+from contracts.prefix import BLOCK_TOKENS, prompt_blocks
+from workers.kv_table import KvTable
+
 
 class PrefixCache:
     """A set of page-chain hashes. A page counts only together with all pages before it."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, kv: KvTable | None = None) -> None:
+        """Make an empty cache of pages that divide a block; what blocks it holds goes into `kv`."""
+        self._kv = kv
+        self._pages_per_block = BLOCK_TOKENS // page_size
         self._page_bytes = page_size * 4
         self._page_size = page_size
-        self._pages: OrderedDict[int, None] = OrderedDict()
+        self._pages: OrderedDict[int, int] = OrderedDict()  # page -> name of the block it is part of, 0 = none
 
     def match(self, prompt: bytes, salt: str) -> int:
         """Return how many leading tokens are cached. The last token is always computed: it yields the next one."""
@@ -23,14 +29,25 @@ class PrefixCache:
 
     def add(self, prompt: bytes, salt: str) -> None:
         """Remember the full pages of a computed prompt."""
-        for page in self._chain(prompt, salt):
-            self._pages[page] = None
+        pages = self._chain(prompt, salt)
+        blocks: list[int] = []
+        if self._kv is not None and pages and pages[-1] not in self._pages:
+            blocks = prompt_blocks(prompt, self._kv.scope(adapter="", salt=salt))
+            self._kv.stored("device", blocks)
+        for index, page in enumerate(pages):
+            number = index // self._pages_per_block
+            if number < len(blocks):
+                self._pages[page] = blocks[number]
+            else:
+                self._pages.setdefault(page, 0)
             self._pages.move_to_end(page)
 
     def shrink_to(self, tokens: int) -> None:
         """Forget old pages until at most `tokens` are held."""
         while len(self._pages) * self._page_size > max(0, tokens):
-            self._pages.popitem(last=False)
+            _, block = self._pages.popitem(last=False)
+            if block and self._kv is not None:
+                self._kv.removed("device", (block,))
 
     def _chain(self, prompt: bytes, salt: str) -> list[int]:
         chained = hash(salt)

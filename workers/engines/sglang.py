@@ -31,7 +31,9 @@ from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, Switch
 from workers.engines.pieces import Pieces
 from workers.engines.sglang_answer import Answer, sampling_params
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
+from workers.engines.sglang_kv import KvFeed, page_fits
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
+from workers.kv_table import KvTable
 
 if TYPE_CHECKING:
     from workers.engines.sglang_parsers import Anatomy
@@ -47,7 +49,7 @@ SCRATCH = "pdgate-engine-"
 class SglangEngine:
     """One SGLang engine; see workers.engine.Engine for the calls."""
 
-    def __init__(self, options: SglangOptions) -> None:
+    def __init__(self, options: SglangOptions, kv: KvTable) -> None:
         # Here and not at the top: the environment comes first, and child processes import this module.
         import torch  # noqa: PLC0415
 
@@ -68,9 +70,12 @@ class SglangEngine:
 
         sglang_parsers.check_names(options)
         self._options = options
+        self._feed = KvFeed(kv, Path(self._scratch))
         self._port = (options.bootstrap_port or _free_port()) if options.role is not Role.UNIFIED else 0
         self._engine = sglang.Engine(
-            **arguments(options, accelerator=self._accelerator, bootstrap_port=self._port),
+            **arguments(
+                options, accelerator=self._accelerator, bootstrap_port=self._port, kv_events=self._feed.address
+            ),
             custom_sigquit_handler=_exit_engine_died,
         )
         self._tm = self._engine.tokenizer_manager
@@ -106,6 +111,8 @@ class SglangEngine:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                if self._facts.tells_blocks:
+                    tasks.create_task(self._feed.run())
                 while True:
                     self._read_load()
                     await asyncio.sleep(POLL_S)
@@ -147,6 +154,7 @@ class SglangEngine:
             raise SwitchFailed(f"SGLang gave no answer in {SWITCH_S:g} s") from None
         if result.success:
             self._facts = self._read_facts()
+            self._feed.clear()
             self._chunks_seen += 1  # the engine has moved, though nothing was computed
             return self._facts
         if result.safe_to_restore:
@@ -281,6 +289,7 @@ class SglangEngine:
             context_tokens=int(self._tm.context_len),
             hand_offs=(HandOff.DIRECT,),
             slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
+            tells_blocks=page_fits(int(arguments_in_force.page_size or 1)),
             switch_roles=(
                 frozenset({Role.PREFILL, Role.DECODE}) - {role}
                 if arguments_in_force.enable_pd_role_switch

@@ -3,6 +3,7 @@
 No module but `workers.engines.sglang` imports SGLang; this one only knows its names.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,8 @@ def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping
     return variables
 
 
-def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int) -> dict[str, Any]:
-    """Return the arguments of `sglang.Engine`."""
+def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int, kv_events: str = "") -> dict[str, Any]:
+    """Return the arguments of `sglang.Engine`; `kv_events` = the ZeroMQ address to tell of the cache at."""
     chosen: dict[str, Any] = {
         "model_path": options.model_path,
         "log_level": "error",
@@ -110,18 +111,31 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int)
         chosen["max_total_tokens"] = options.max_total_tokens
     if options.max_running:
         chosen["max_running_requests"] = options.max_running
-    if options.role is not Role.UNIFIED:
-        chosen |= {
-            "disaggregation_mode": options.role.value,
-            "disaggregation_transfer_backend": "mooncake" if accelerator else "mooncake_tcp",
-        }
-        # Both roles have what either needs, so that the role can change.
-        chosen["disaggregation_bootstrap_port"] = bootstrap_port
-        if not accelerator:
-            chosen["disaggregation_decode_retraction_backup"] = "cpu_tensor"
-        if switchable(options.further):
-            chosen |= {"enable_pd_role_switch": True, "disaggregation_decode_enable_radix_cache": True}
+    chosen |= _of_role(options, accelerator=accelerator, bootstrap_port=bootstrap_port) | _of_events(kv_events)
     return {**chosen, **options.further}
+
+
+def _of_events(address: str) -> dict[str, Any]:
+    if not address:
+        return {}
+    told = {"publisher": "zmq", "topic": "kv", "endpoint": address, "bind": True, "format": "dynamo"}
+    return {"kv_events_config": json.dumps(told)}
+
+
+def _of_role(options: SglangOptions, *, accelerator: bool, bootstrap_port: int) -> dict[str, Any]:
+    if options.role is Role.UNIFIED:
+        return {}
+    chosen: dict[str, Any] = {
+        "disaggregation_mode": options.role.value,
+        "disaggregation_transfer_backend": "mooncake" if accelerator else "mooncake_tcp",
+        # Both roles have what either needs, so that the role can change.
+        "disaggregation_bootstrap_port": bootstrap_port,
+    }
+    if not accelerator:
+        chosen["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    if switchable(options.further):
+        chosen |= {"enable_pd_role_switch": True, "disaggregation_decode_enable_radix_cache": True}
+    return chosen
 
 
 def switchable(further: Mapping[str, Any]) -> bool:

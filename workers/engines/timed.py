@@ -24,6 +24,7 @@ from workers.engines.timed_details import check_details, detailed
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
 from workers.engines.timed_request import TimedRequest
 from workers.engines.timed_text import NO_KV, kv_of
+from workers.kv_table import KvTable
 
 PAGE_TOKENS = 16
 CHUNK_TOKENS = 2048
@@ -45,6 +46,7 @@ class TimedEngine:
         switch_s: float = 0.1,
         restart_s: float = 5.0,
         faults: Faults | None = None,
+        kv: KvTable | None = None,
     ) -> None:
         self.num_steps = 0
         self._latency = latency
@@ -59,7 +61,8 @@ class TimedEngine:
         self._server: asyncio.Server | None = None
         self._links: Links | None = None
         self._wake = asyncio.Event()
-        self._cache = PrefixCache(PAGE_TOKENS)
+        self._kv = kv
+        self._cache = PrefixCache(PAGE_TOKENS, kv)
         self._requests: dict[str, TimedRequest] = {}
         self._waiting: deque[TimedRequest] = deque()  # for KV room and a slot
         self._prompts: deque[TimedRequest] = deque()  # admitted, to be computed
@@ -86,7 +89,9 @@ class TimedEngine:
         await asyncio.sleep(self._restart_s if Role.UNIFIED in (role, self._role) else self._switch_s)
         if self._faults.has(FAIL_SWITCH):
             raise SwitchFailed("the rebuild failed, as it was told to")
-        self._cache = PrefixCache(PAGE_TOKENS)
+        self._cache = PrefixCache(PAGE_TOKENS, self._kv)
+        if self._kv is not None:
+            self._kv.clear()
         await self._take_role(role)
         return self._facts()
 
@@ -123,6 +128,7 @@ class TimedEngine:
             latency=self._latency,
             slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
             switch_roles=frozenset(Role) - {role},
+            tells_blocks=self._kv is not None,
         )
 
     async def run(self) -> None:
