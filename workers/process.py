@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -16,6 +16,7 @@ import uvloop
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env, metrics_address
+from contracts.lifecycle import Role
 from contracts.prefix import HASH_FORMAT
 from contracts.resp import redis_client
 from contracts.wire import Registration
@@ -28,7 +29,7 @@ from workers.engine import Engine
 from workers.engines.faults import Faults
 from workers.engines.sglang_options import SglangOptions
 from workers.engines.timed import TimedEngine
-from workers.heartbeat import Heartbeat
+from workers.heartbeat import Fenced, Heartbeat
 from workers.kv_table import KvTable
 from workers.model_files import model_revision
 from workers.outbox import Limits
@@ -43,6 +44,16 @@ log = structlog.get_logger()
 
 EXIT_RESTART = 75  # EX_TEMPFAIL: the supervisor should start the worker again
 EXIT_FENCED = 76  # another process with the same id has taken over
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How the process ends: with a status, or by starting again in another role."""
+
+    status: int = 0
+    role: Role | None = None
 
 
 def build_engine(settings: Settings, catalog: Catalog, kv: KvTable) -> Engine:
@@ -141,8 +152,8 @@ def revision_of(settings: Settings) -> str:
 
 async def serve(
     settings: Settings, engine: Engine, catalog: Catalog, kv: KvTable, *, revision: str, started_unix_ms: int
-) -> RestartNeeded | None:
-    """Run the worker until SIGTERM or SIGINT, then stop gracefully; or return why it must start again."""
+) -> Ending:
+    """Run the worker until SIGTERM or SIGINT, then stop gracefully; or until it must start again, or is fenced off."""
     identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
     telemetry = Telemetry()
     tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)
@@ -174,27 +185,32 @@ async def serve(
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    restart: RestartNeeded | None = None
+    ending = Ending()
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
         try:
             await _run_until(stop, server, heartbeat, recorder, telemetry.instruments)
         except* RestartNeeded as needed:
-            restart = _first(needed)
-            log.warning("worker_starts_again", why=str(restart), role=restart.role)
+            why = _first(needed)
+            ending = Ending(status=EXIT_RESTART, role=why.role)
+            log.warning("worker_starts_again", why=str(why), role=why.role)
+        except* Fenced as fenced:
+            ending = Ending(status=EXIT_FENCED)
+            log.error("worker_fenced", why=str(_first(fenced)))  # noqa: TRY400 - expected, and told in full
         await heartbeat.remove()
         await server.stop()
         await recorder.flush()
     recorder.close()
     await redis.aclose()
     await asyncio.to_thread(tracer.close)
-    return restart
+    return ending
 
 
 async def _run_until(
     stop: asyncio.Event, server: WorkerServer, heartbeat: Heartbeat, recorder: Recorder, instruments: Instruments
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
+        await heartbeat.claim()
         running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
         running.append(tasks.create_task(watch_loop_lag(instruments)))
         await stop.wait()
@@ -206,7 +222,7 @@ async def _run_until(
             task.cancel()
 
 
-def _first(group: BaseExceptionGroup[RestartNeeded]) -> RestartNeeded:
+def _first(group: BaseExceptionGroup[_E]) -> _E:
     """Return the cause inside nested groups."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
@@ -286,16 +302,15 @@ def main() -> None:
     kv = KvTable(revision)
     engine = build_engine(settings, catalog, kv)
     try:
-        restart = uvloop.run(serve(settings, engine, catalog, kv, revision=revision, started_unix_ms=started_unix_ms))
+        ending = uvloop.run(serve(settings, engine, catalog, kv, revision=revision, started_unix_ms=started_unix_ms))
     except OSError as error:
         sys.exit(f"worker {settings.id}: {error}")
     sys.stdout.flush()
     sys.stderr.flush()
-    if restart is not None and restart.role is not None:
+    if ending.role is not None:
         # The same process, so that its supervisor sees no death: it is asked for, not a fault.
-        variables = {**os.environ, "WORKER_ROLE": restart.role.value}
+        variables = {**os.environ, "WORKER_ROLE": ending.role.value}
         os.execve(sys.executable, [sys.executable, "-m", "workers"], variables)  # noqa: S606
-    status = EXIT_RESTART if restart is not None else 0
     if settings.engine == "sglang":
-        os._exit(status)  # all is flushed and closed, and torch and Mooncake would take seconds to unload
-    sys.exit(status)
+        os._exit(ending.status)  # all is flushed and closed, and torch and Mooncake would take seconds to unload
+    sys.exit(ending.status)

@@ -20,7 +20,7 @@ from contracts.usage import AttemptRecord
 from contracts.wire import FIELD, Registration
 from tests.workers.peers import timed_pair, unified_bench
 from workers.engines.sglang_options import SglangOptions, arguments, environment
-from workers.heartbeat import LEASE_MS, Heartbeat
+from workers.heartbeat import LEASE_MS, Fenced, Heartbeat
 from workers.model_files import model_revision
 from workers.records import JOURNAL_FILES, Journal, Recorder
 from workers.settings import Settings
@@ -272,3 +272,28 @@ def test_a_pool_that_the_catalogue_does_not_have_stops_the_process_with_one_line
     assert done.returncode == 1
     assert done.stderr.startswith("WORKER_POOL: ")
     assert done.stderr.count("\n") == 1
+
+
+async def test_of_two_processes_with_one_id_the_later_keeps_the_lease_and_the_other_stops(redis):
+    early = Heartbeat(redis, registration)
+    late = Heartbeat(redis, lambda: msgspec.structs.replace(registration(), epoch=8, pid=2))
+    await early._write()
+    await late._write()
+    with pytest.raises(Fenced, match="epoch 8"):
+        await early._write()
+    await early.remove()  # not its own any more
+    assert msgspec.msgpack.decode(await redis.get(worker_lease("tiny", "w1")), type=Registration).epoch == 8
+
+
+async def test_a_second_process_does_not_start_while_the_first_is_alive_but_takes_over_from_a_dead_one(redis):
+    dead = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await dead.wait()
+    first = msgspec.structs.replace(registration(), node="here", pid=os.getpid())
+    second = msgspec.structs.replace(first, epoch=9, pid=1)
+    async with running(Heartbeat(redis, lambda: first)):
+        await until(lambda: redis.exists(worker_lease("tiny", "w1")))
+        with pytest.raises(Fenced, match="in use"):
+            await Heartbeat(redis, lambda: second).claim()
+    gone = msgspec.structs.replace(first, pid=dead.pid)
+    await Heartbeat(redis, lambda: gone)._write()
+    await Heartbeat(redis, lambda: second).claim()
