@@ -107,7 +107,7 @@ class Heartbeat:
         registration = self._registration()
         try:
             async with asyncio.timeout(PERIOD_S):
-                args = [registration.epoch, registration.worker_id]
+                args: list[int | str] = [registration.epoch, registration.worker_id]
                 await self._remove_script(keys=_keys(registration), args=args, client=self._redis)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("registration_not_removed", error=str(error))
