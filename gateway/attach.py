@@ -61,6 +61,7 @@ class WorkerLink:
         self._aborts: deque[pb.Abort] = deque(maxlen=_MAX_ABORTS)
         self._wake = asyncio.Event()
         self._ack_timer: asyncio.TimerHandle | None = None
+        self._connection: asyncio.Task[str] | None = None
 
     def abort(self, attempt: pb.AttemptId, reason: str) -> None:
         """Ask the worker to stop all samples of an attempt. Sent when the stream stands."""
@@ -68,10 +69,19 @@ class WorkerLink:
         self._wake.set()
 
     def seen(self, ref: WorkerRef) -> None:
-        """Take notice of the worker's registration: another epoch has lost what the old one ran."""
-        self.address = ref.address
-        if ref.epoch > self._epoch:
-            self._begin_epoch(ref.epoch)
+        """Take notice of the worker's registration: a later epoch has lost what the old one ran.
+
+        An earlier one is that of a process which another has taken over from, a frozen one perhaps: its connection may
+        stand for long and must not keep us from the living one.
+        """
+        if ref.epoch < self._epoch:
+            return
+        if ref.epoch > self._epoch or ref.address != self.address:
+            self.address = ref.address
+            if ref.epoch > self._epoch:
+                self._begin_epoch(ref.epoch)
+            if self._connection is not None:
+                self._connection.cancel()
 
     def lose(self, cause: str) -> None:
         """Give up everything that runs on the worker."""
@@ -85,8 +95,9 @@ class WorkerLink:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-                    reason = await self._attach(channel)
+                async with asyncio.TaskGroup() as tasks:
+                    self._connection = tasks.create_task(self._connect())
+                reason = "another life" if self._connection.cancelled() else self._connection.result()
             except Exception:
                 # A batch that we cannot digest is skipped by its number; its requests must not wait for the rest.
                 log.exception("attach_failed", worker_id=self.worker_id)
@@ -99,6 +110,10 @@ class WorkerLink:
                 retry_s = _RETRY_FIRST_S
             await asyncio.sleep(retry_s)
             retry_s = min(_RETRY_LAST_S, retry_s * 2)
+
+    async def _connect(self) -> str:
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            return await self._attach(channel)
 
     async def _attach(self, channel: grpc.aio.Channel) -> str:
         """Serve one connection and return why it ended."""
@@ -204,6 +219,8 @@ class WorkerLink:
     def _is_next(self, batch: pb.StepBatch) -> bool:
         """Check epoch, sequence number and the worker's own word on losses."""
         if batch.worker_epoch != self._epoch:
+            if batch.worker_epoch < self._epoch:
+                return False  # the last words of a life that is over
             self._begin_epoch(batch.worker_epoch)
         if batch.seq <= self._seq:
             return False
