@@ -18,6 +18,7 @@ from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import End, Engine, Job
+from workers.health import Health
 from workers.kv_table import KvTable
 from workers.outbox import Limits
 from workers.records import Recorder
@@ -98,6 +99,8 @@ class WorkerServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         servicer = _Servicer(self._control, Attach(self.assignments))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self.health = Health(self.condition)
+        self.health.serve(self._server)
         self._listen_to_events()
 
     async def start(self, listen: str) -> str:
@@ -105,6 +108,7 @@ class WorkerServer:
         facts = await self._engine.start(self._role)
         self.assignments.role_is_label = facts.role_is_label
         self.condition.started(facts)
+        await self.health.tell()
         host, _, port = listen.rpartition(":")
         bound = self._server.add_insecure_port(listen)
         if bound == 0:
@@ -126,6 +130,7 @@ class WorkerServer:
                 self.assignments.tick()
                 self.probes.tick()
                 self._control.tell_status(self.condition.observe())
+                await self.health.tell()
                 for events in self.kv.take():
                     self._control.tell_leaders(pb.ControlReport(kv_events=events))
                 if self._may_restart and self.condition.hung:
