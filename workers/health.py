@@ -9,6 +9,7 @@ Services:
 
 from typing import Final
 
+import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from contracts.lifecycle import Role, WorkerState
@@ -28,7 +29,7 @@ class Health:
         self._servicer = health.aio.HealthServicer()
         self._told: dict[str, bool] = {}
 
-    def serve(self, server: object) -> None:
+    def serve(self, server: grpc.aio.Server) -> None:
         """Add the service to a gRPC server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
