@@ -47,6 +47,7 @@ from gateway.messages import Messages
 from gateway.models import Models
 from gateway.notices import Notices
 from gateway.outage import Outage
+from gateway.patience import Patience
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.purse import Purse
@@ -256,11 +257,17 @@ class Gateway:
         await self.settlement.drain(DRAIN_S)
 
     async def _tick(self) -> None:
+        settings = self.settings
+        patience = Patience(
+            first_token_s=settings.first_token_s,
+            first_token_s_per_1000=settings.first_token_s_per_1000,
+            between_tokens_s=settings.between_tokens_s,
+        )
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             for generation in self.table:
-                generation.output.tick(now_s)
+                generation.tick(now_s, patience)
 
 
 def _redis(url: str) -> Redis:

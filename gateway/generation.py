@@ -39,6 +39,7 @@ from contracts.wire import (
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
 from gateway.delivered import Delivered
 from gateway.outputs import Nowhere, Output
+from gateway.patience import Patience, Silence
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
 from gateway.slots import NO_ALLOWANCE, Slot
@@ -110,6 +111,7 @@ class Generation:
         self._delivered = [Delivered() for _ in range(terms.num_samples)]
         self._done: dict[int, Slot] = {}  # samples that earlier attempts finished
         self._prompts: list[Slot] = []  # of earlier attempts: who may know the prompt's meters
+        self._silence = Silence()
         self._num_done = 0
         self._lost_by = ""  # why the last accepted attempt was given up
         self._queue_ms = 0.0
@@ -256,6 +258,19 @@ class Generation:
             self._stop_engines(cause)
             self._end(Ending(Outcome.CLIENT_LEFT, cause), wait_s=LEAVE_WAIT_S)
 
+    def tick(self, now_s: float, patience: Patience) -> None:
+        """Give up an attempt that is silent for too long. Called about once a second."""
+        self.output.tick(now_s)
+        if self.ending is None and self.placed is not None and self.placed.attempt == self.attempt:
+            self._silence.look(
+                now_s,
+                patience,
+                attempt=self.attempt,
+                num_tokens=self._num_tokens,
+                prompt_tokens=self.terms.prompt_tokens,
+                give_up=self._stalled,
+            )
+
     def written(self, entry_id: str) -> None:
         """Take notice that the inbox entry exists; it must be acknowledged when all is over."""
         self.entry_id = entry_id
@@ -324,6 +339,14 @@ class Generation:
         self._prefills.clear()
         self._num_done = len(self._done)
         self.accepted = False
+        self._ask_for_the_rest(self.attempt)
+
+    def _stalled(self, cause: str) -> None:
+        if self.accepted:
+            self._continue(cause)
+            return
+        log.info("stalled", rid=self.terms.rid, attempt=self.attempt, cause=cause)
+        self._abort_attempt(cause)
         self._ask_for_the_rest(self.attempt)
 
     def _ask_for_the_rest(self, lost_attempt: int) -> None:
