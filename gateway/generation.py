@@ -18,7 +18,7 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -32,12 +32,12 @@ from contracts.wire import (
     Abort,
     AttemptLost,
     Continue,
-    InboxEntry,
     Placed,
     Refused,
 )
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
 from gateway.delivered import Delivered
+from gateway.effects import Effects
 from gateway.outputs import Nowhere, Output
 from gateway.patience import Patience, Silence
 from gateway.purse import allowance_of
@@ -51,30 +51,6 @@ COUNTS_WAIT_S: Final = 1.0  # for the prefill side's counts, once the answer is 
 LEAVE_WAIT_S: Final = 5.0  # for the workers to confirm the stop after the client left
 DEADLINE_SLACK_S: Final = 1.0  # workers enforce the deadline first
 SILENT_S: Final = 1.0  # a worker that the scheduler has given up must stream within it to be left alone
-
-
-class Effects(Protocol):
-    """What a generation sets in motion. Implemented by the gateway's fleet; nothing here may block."""
-
-    def abort_on_worker(self, worker_id: str, attempt: pb.AttemptId, reason: str) -> None:
-        """Stop all samples of an attempt on one worker."""
-        ...
-
-    def attached(self, worker_id: str) -> bool:
-        """Return whether the token stream of a worker stands."""
-        ...
-
-    def tell_scheduler(self, pool: str, entry: InboxEntry) -> None:
-        """Write an entry to a pool's inbox."""
-        ...
-
-    def settle(self, closed: Closed) -> None:
-        """Take over a request whose numbers are final."""
-        ...
-
-    def ask_for_money(self, generation: "Generation") -> None:
-        """Reserve more for a request: ends in its `extended` or `cut`."""
-        ...
 
 
 class Generation:

@@ -32,8 +32,9 @@ from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import credential
 from gateway.bodies import check_encoding, read_body
+from gateway.effects import Effects
 from gateway.fleet import Fleet
-from gateway.generation import Effects, Generation
+from gateway.generation import Generation
 from gateway.guard import Guard
 from gateway.inbox import Inbox
 from gateway.models import Models, Servable
