@@ -35,7 +35,6 @@ from gateway.completions import Completions
 from gateway.errors import Edge
 from gateway.files import Files
 from gateway.fleet import Fleet
-from gateway.generation import Generation
 from gateway.guard import Guard
 from gateway.holds import Holds
 from gateway.inbox import Inbox
@@ -50,7 +49,7 @@ from gateway.outage import Outage
 from gateway.patience import Patience
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
-from gateway.purse import Purse
+from gateway.purse import Purse, Spender
 from gateway.records import Records
 from gateway.response_book import ResponseBook
 from gateway.responses import Responses
@@ -92,7 +91,7 @@ class Outward:
         self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
         self.attached: Callable[[str], bool] = fleet.attached
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
-        self.ask_for_money: Callable[[Generation], None] = purse.ask
+        self.ask_for_money: Callable[[Spender], None] = purse.ask
         self._settlement = settlement
         self._lengths = lengths
 
