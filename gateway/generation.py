@@ -38,6 +38,7 @@ from contracts.wire import (
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
 from gateway.delivered import Delivered
 from gateway.effects import Effects
+from gateway.gaps import Gaps
 from gateway.outputs import Nowhere, Output
 from gateway.patience import Patience, Silence
 from gateway.purse import allowance_of
@@ -84,7 +85,8 @@ class Generation:
         self._forget = forget
         self._streams: dict[int, Slot] = {}  # decode or unified, by sample
         self._prefills: dict[int, Slot] = {}
-        self._delivered = [Delivered() for _ in range(terms.num_samples)]
+        measured = terms.owner.slo.itl_p99_ms is not None
+        self._delivered = [Delivered(Gaps() if measured else None) for _ in range(terms.num_samples)]
         self._done: dict[int, Slot] = {}  # samples that earlier attempts finished
         self._prompts: list[Slot] = []  # of earlier attempts: who may know the prompt's meters
         self._silence = Silence()
