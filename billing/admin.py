@@ -163,6 +163,7 @@ class Admin(billing_pb2_grpc.AdminServicer):
             changed = await remove_budget(conn, request.organisation, request.scope, request.scope_id)
         try:
             await self._budgets.drop(request.organisation, request.scope, request.scope_id)
+            await self._budgets.announce(request.organisation)
         except RedisError as error:
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"removed, but Redis does not know it: call again ({error})"
@@ -310,9 +311,10 @@ class Admin(billing_pb2_grpc.AdminServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the database does not answer: {type(error).__name__}")
 
     async def _sync(self, tenant: str) -> None:
-        """Make Redis know; when it is away the regular job does it later."""
+        """Make Redis and every gateway know; when Redis is away the regular job does it later."""
         try:
             await self._budgets.sync(now=self._now(), tenant=tenant)
+            await self._budgets.announce(tenant)
         except (RedisError, SQLAlchemyError, OSError) as error:
             log.warning("budgets_wait", tenant=tenant, error=f"{type(error).__name__}: {error}")
 

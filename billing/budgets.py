@@ -30,7 +30,7 @@ from billing.periods import Period, month_after, month_of
 from contracts import keys
 from contracts.identity import shard_of
 from contracts.units import MAX_EXACT_NANO
-from contracts.wire import FIELD
+from contracts.wire import FIELD, Change, encode
 
 log: Final = structlog.get_logger()
 
@@ -38,6 +38,7 @@ THRESHOLDS: Final = (50, 80, 100)
 CREDIT: Final = "credit"
 _MOST_WAITING: Final = 20_000  # events; with more, spent is corrected later
 _PAGE: Final = 1000
+_CHANGES_KEPT: Final = 10_000
 
 
 class BudgetError(ValueError):
@@ -175,6 +176,11 @@ class Budgets:
     async def drop(self, tenant: str, scope: str, scope_id: str) -> None:
         """Take a budget's limit away; what is reserved in it still comes back."""
         await self._redis.hdel(keys.budget(tenant, scope, scope_id), "limit")
+
+    async def announce(self, tenant: str) -> None:
+        """Tell every gateway that an organisation's budgets are others, so that it reads its keys again."""
+        change = encode(Change(kind="budget", id=tenant, state=""))
+        await self._redis.xadd(keys.CHANGES, {FIELD: change}, maxlen=_CHANGES_KEPT, approximate=True)
 
     async def _sync_shard(self, shard: int, budgets: Sequence[Held]) -> int:
         before = {one.key: await self._write(one, limit="keep", delta=0) for one in budgets}

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
+from asyncpg.pgproto.pgproto import UUID  # uuid.UUID's subclass in C: made in an eighth of the time
 
 from billing.moments import moment
 from billing.prices import PriceBook
@@ -14,6 +15,7 @@ from contracts.usage import UsageEvent
 
 NO_PRICE: Final = "no_price"
 
+_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999
 _decoder: Final = msgspec.msgpack.Decoder(UsageEvent)
 
 
@@ -71,15 +73,13 @@ def decode_event(raw: bytes) -> Decoded:
 def decode_request_id(rid: str) -> uuid.UUID:
     """Return a request id. Raises Poison when it is no UUIDv7 in its one canonical form."""
     try:
-        request_id = uuid.UUID(rid)
+        request_id: uuid.UUID | None = UUID(rid)
     except ValueError:
         request_id = None
-    if request_id is None or request_id.version != 7 or str(request_id) != rid:
+    if request_id is None or str(request_id) != rid or request_id.version != 7:
         raise Poison("bad_request_id", repr(rid))
-    try:
-        moment(request_id.int >> 80)
-    except OverflowError:
-        raise Poison("bad_request_id", f"{rid!r} is of a year that no calendar has") from None
+    if request_id.int >> 80 > _LAST_MS:
+        raise Poison("bad_request_id", f"{rid!r} is of a year that no calendar has")
     return request_id
 
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from contracts import keys, rating
 from contracts.identity import shard_of
-from contracts.rating import Tokens
+from contracts.rating import CacheScope, Tokens
 from contracts.resp import RespConnection
 from contracts.units import MAX_EXACT_NANO, Nano
 from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
@@ -228,7 +228,11 @@ def usage_event_of(
         outcome=outcome,
         tokens=tokens,
         price=owner.price,
-        cost=rating.cost(tokens, owner.price, batch=bool(told.get("batch"))) if billable else Nano(0),
+        cost=rating.cost(
+            tokens, owner.price, batch=bool(told.get("batch")), scope=told.get("cache_scope", CacheScope.OWN)
+        )
+        if billable
+        else Nano(0),
         simulated=owner.simulated,
         dimensions=owner.dimensions,
         traceparent=owner.traceparent,

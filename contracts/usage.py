@@ -93,3 +93,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix_ms: int
     worker_ms: float = 0.0  # from accepted to ended: how long it held a place in the batch
     kv_byte_s: float = 0.0  # bytes of KV cache held, integrated over seconds
+    payer: str = ""  # JSON of contracts.wire.Owner; in the worker's journal only, to restore usage from
+
+
+class DeliveredMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a worker's journal: the gateway has acknowledged all of one engine request."""
+
+    delivered: str  # rid
+    attempt: int
+    sample: int

@@ -27,6 +27,7 @@ from pdgate.plan.command import plan
 from pdgate.preflight import CannotStart
 from pdgate.price_commands import prices
 from pdgate.reconcile import reconcile
+from pdgate.restore_usage import restore_usage
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
@@ -49,6 +50,7 @@ app.add_typer(prices, name="prices")
 app.add_typer(credits_app, name="credits")
 app.add_typer(budgets_app, name="budgets")
 app.add_typer(invoices_app, name="invoices")
+usage_app.command("restore")(restore_usage)
 usage_app.add_typer(dead_letters, name="dead-letters")
 app.add_typer(usage_app, name="usage")
 app.add_typer(engine, name="engine")

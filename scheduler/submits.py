@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from contracts.lifecycle import HandOff, Phase
 from contracts.parsing import parsing_to_pb
+from contracts.settlement import encode_owner
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_TO_PB, sampling_to_pb
 from scheduler.book import Part, Request
@@ -18,6 +19,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
     submit = request.submit
     sampling = sampling_to_pb(submit.sampling)
     parsing = parsing_to_pb(submit.parsing) if submit.parsing is not None else None
+    payer = encode_owner(submit.owner)
     prefill = next((part.worker for part in request.side(Phase.PREFILL)), None)
     for part in (*request.streaming_parts, *request.side(Phase.PREFILL)):
         message = pb.Submit(
@@ -33,6 +35,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             adapter=submit.adapter,
             traceparent=submit.owner.traceparent,
             parsing=parsing,
+            payer=payer if part.phase is not Phase.PREFILL else "",
         )
         if request.delivered:
             message.delivered = request.delivered[part.sample]

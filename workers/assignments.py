@@ -52,6 +52,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     epoch: int  # Unix ms of the process start or of the last role change; only ever grows
     pool: str
+    kv_bytes_per_token: int = 0  # of the model's KV cache on this worker; 0 = not known
 
 
 class Events:
@@ -87,6 +88,8 @@ class Assignment:
         self.outbox = outbox
         self.handle = handle
         self.num_tokens = 0
+        self.accepted_s = owner.now_s()
+        self.first_token_s = self.accepted_s
         self.asked: FinishReason | None = None  # the end that was asked for
         self.asked_at_s = 0.0
         self.prefill_reported = False
@@ -95,8 +98,10 @@ class Assignment:
 
     def chunk(self, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
         """Pass one chunk to the gateway."""
-        if self.num_tokens == 0 and self.job.phase is Phase.UNIFIED:
-            self._owner.events.first_token(self)
+        if self.num_tokens == 0:
+            self.first_token_s = self._owner.now_s()
+            if self.job.phase is Phase.UNIFIED:
+                self._owner.events.first_token(self)
         self.num_tokens += len(token_ids)
         if not self.muted:
             self.outbox.chunk(self.handle, text, token_ids, detail)
@@ -313,10 +318,18 @@ class Assignments:
                 assignment.key,
             )
         self.events.ended(final, end.stages)
-        self.events.recorded(self._record(job, end, reason))
+        self.events.recorded(self._record(assignment, end, reason))
         self.events.closed(job, end, reason)
 
-    def _record(self, job: Job, end: End, reason: FinishReason) -> AttemptRecord:
+    def now_s(self) -> float:
+        """Return the clock of this worker, seconds."""
+        return self._now_s()
+
+    def _record(self, assignment: Assignment, end: End, reason: FinishReason) -> AttemptRecord:
+        """Return the final counts. KV: the prompt from the start, and the answer as if it grew evenly."""
+        job, now_s, counts = assignment.job, self._now_s(), end.counts
+        held_s, answered_s = now_s - assignment.accepted_s, now_s - assignment.first_token_s
+        token_s = counts.prompt_tokens * held_s + counts.completion_tokens * answered_s / 2
         return AttemptRecord(
             rid=job.attempt.rid,
             attempt=job.attempt.attempt,
@@ -331,6 +344,9 @@ class Assignments:
             completion_tokens=end.counts.completion_tokens,
             compute_ms=end.stages.compute_ms,
             ended_unix_ms=int(time.time() * 1000),
+            worker_ms=held_s * 1000,
+            kv_byte_s=token_s * self.identity.kv_bytes_per_token,
+            payer=job.payer,
         )
 
     def _ask_end(self, assignment: Assignment, reason: FinishReason) -> None:

@@ -336,4 +336,5 @@ def _job_of(submit: pb.Submit) -> Job:
         traceparent=submit.traceparent,
         delivered=submit.delivered,
         delivered_chars=submit.delivered_chars,
+        payer=submit.payer,
     )

@@ -86,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""  # W3C context of the request's span; empty = not traced
     delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
     delivered_chars: int = 0  # and how much of their text, code points
+    payer: str = ""  # who pays, for the worker's journal (contracts.usage.AttemptRecord)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -154,7 +154,12 @@ async def serve(
     settings: Settings, engine: Engine, catalog: Catalog, kv: KvTable, *, revision: str, started_unix_ms: int
 ) -> Ending:
     """Run the worker until SIGTERM or SIGINT, then stop gracefully; or until it must start again, or is fenced off."""
-    identity = Identity(worker_id=settings.id, epoch=started_unix_ms, pool=settings.pool)
+    identity = Identity(
+        worker_id=settings.id,
+        epoch=started_unix_ms,
+        pool=settings.pool,
+        kv_bytes_per_token=settings.kv_bytes_per_token,
+    )
     telemetry = Telemetry()
     tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)

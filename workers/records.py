@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -11,10 +12,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts.keys import attempts
-from contracts.usage import AttemptRecord
+from contracts.usage import AttemptRecord, DeliveredMark
 from contracts.wire import FIELD, encode
 
 log = structlog.get_logger()
+
+R = TypeVar("R")
 
 MAX_STREAM_LENGTH = 1_000_000  # a safeguard: billing deletes what it wrote
 MAX_WAITING = 20_000
@@ -59,18 +62,27 @@ class Recorder:
         self._stream = attempts(pool)
         self._journal = journal
         self._to_stream: deque[AttemptRecord] = deque()
-        self._to_journal: deque[AttemptRecord] = deque()
+        self._to_journal: deque[AttemptRecord | DeliveredMark] = deque()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._redis_is_away = False
         self.num_dropped = 0
 
     def offer(self, record: AttemptRecord) -> None:
         """Take a record to write later."""
-        for queue in (self._to_stream, self._to_journal) if self._journal else (self._to_stream,):
-            queue.append(record)
-            if len(queue) > MAX_WAITING:
-                queue.popleft()
-                self.num_dropped += 1
+        self._put(self._to_stream, msgspec.structs.replace(record, payer="") if record.payer else record)
+        if self._journal is not None:
+            self._put(self._to_journal, record)
+
+    def mark(self, mark: DeliveredMark) -> None:
+        """Note in the journal that a gateway has all of an engine request."""
+        if self._journal is not None:
+            self._put(self._to_journal, mark)
+
+    def _put(self, queue: deque[R], thing: R) -> None:
+        queue.append(thing)
+        if len(queue) > MAX_WAITING:
+            queue.popleft()
+            self.num_dropped += 1
 
     async def run(self) -> None:
         """Write what was offered, every `PERIOD_S`, until cancelled."""
@@ -117,5 +129,5 @@ class Recorder:
             log.warning("journal_write_failed", error=str(error), lost=len(records))
 
 
-def _line(record: AttemptRecord) -> bytes:
+def _line(record: AttemptRecord | DeliveredMark) -> bytes:
     return _json.encode(record) + b"\n"

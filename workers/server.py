@@ -8,10 +8,10 @@ import grpc.aio
 import structlog
 
 from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
-from contracts.usage import AttemptRecord
+from contracts.usage import AttemptRecord, DeliveredMark
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
-from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages, attempt_to_pb
+from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages, attempt_from_pb, attempt_to_pb
 from observability.metrics import Instruments
 from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
@@ -158,9 +158,7 @@ class WorkerServer:
         # At once: before the scheduler hears of it, it takes for granted that no token can have been streamed.
         events.prefilled = lambda done: self._control.tell_leaders(pb.ControlReport(prefill_done=done))
         events.first_token = self._first_token
-        events.delivered = lambda done: self._control.tell_leaders(
-            pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S
-        )
+        events.delivered = self._delivered
         events.ended = self._ended
         events.recorded = self._recorded
         events.closed = self._closed
@@ -185,6 +183,12 @@ class WorkerServer:
     def _closed(self, job: Job, end: End, reason: FinishReason) -> None:
         if self._spans is not None:
             self._spans.ended(job, end, reason, now_unix_ms=time.time() * 1000)
+
+    def _delivered(self, done: pb.Delivered) -> None:
+        self._control.tell_leaders(pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S)
+        if self._recorder is not None:
+            attempt = attempt_from_pb(done.id)
+            self._recorder.mark(DeliveredMark(delivered=attempt.rid, attempt=attempt.attempt, sample=attempt.sample))
 
     def _recorded(self, record: AttemptRecord) -> None:
         if self._recorder is not None:

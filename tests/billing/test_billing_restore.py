@@ -1,0 +1,94 @@
+"""What Redis lost comes back from the workers' journals, once, and only what a tenant owes."""
+
+import msgspec
+from billing_rig import TINY, attempt_records, now_ms, usage_event
+
+from billing.attempts import AttemptSink
+from billing.partitions import Partitions
+from billing.restore import read_journals, restore
+from contracts import keys
+from contracts.rating import Tokens
+from contracts.settlement import encode_owner
+from contracts.slo import SloTarget
+from contracts.usage import DeliveredMark
+from contracts.wire import Owner
+from workers.records import Journal, _line
+
+OWNER = Owner(
+    org="org_acme", project="proj_web", key_id="key_1", model="tiny", tier="default", price=TINY, slo=SloTarget()
+)
+
+
+def written(folder, worker, *things):
+    Journal(folder, worker).write(b"".join(_line(one) for one in things))
+
+
+def records(event, *, payer=True, **changes):
+    prefill, decode = attempt_records(event, **changes)
+    return prefill, msgspec.structs.replace(decode, payer=encode_owner(OWNER) if payer else "")
+
+
+def mark(event, attempt=1, sample=0):
+    return DeliveredMark(delivered=event.rid, attempt=attempt, sample=sample)
+
+
+async def run(rig, folder):
+    sink = AttemptSink(rig.engine, Partitions(rig.engine))
+    return await restore(rig.engine, rig.redis, sink, read_journals(folder))
+
+
+async def test_lost_usage_is_billed_once_at_the_price_that_was_told(rig, tmp_path):
+    billed, waiting, lost = usage_event(), usage_event(), usage_event()
+    await rig.bill(billed)
+    await rig.redis.flushall()
+    await rig.emit(waiting)
+    for number, event in enumerate((billed, waiting, lost)):
+        prefill, decode = records(event)
+        written(tmp_path / "p", "prefill-1", prefill)
+        written(tmp_path / f"d{number}", "decode-1", decode, mark(event))
+    first = await run(rig, tmp_path)
+    assert (first.records, first.cost_rows, first.requests, first.cost_nano) == (6, 6, (lost.rid,), lost.cost)
+    again = await run(rig, tmp_path)
+    assert (again.cost_rows, again.requests) == (0, ()), "it waits in the stream"
+    await rig.consume(rig.consumer(), 2)
+    assert (await run(rig, tmp_path)).requests == ()
+    row = await rig.one("SELECT * FROM billing.request WHERE request_id = CAST(:rid AS uuid)", rid=lost.rid)
+    assert (row.cost, row.outcome, row.cause, row.settled_by) == (lost.cost, "finished", "restored", "billing")
+    tokens = await rig.rows(
+        "SELECT tokens FROM billing.usage_record WHERE request_id = CAST(:rid AS uuid) ORDER BY meter", rid=lost.rid
+    )
+    assert [one.tokens for one in tokens] == [100, 30, 50]
+    assert await rig.scalar("SELECT count(*) FROM billing.request") == 3
+
+
+async def test_what_did_not_reach_its_gateway_or_is_still_reserved_is_left_alone(rig, tmp_path):
+    unheard, running, interrupted, unknown = (usage_event() for _ in range(4))
+    written(tmp_path, "w", *records(unheard))
+    written(tmp_path, "w", *records(running), mark(running))
+    await rig.redis.set(keys.reservation(running.org, running.rid), b"x")
+    written(tmp_path, "w", *records(interrupted, reason="aborted"), mark(interrupted))
+    written(tmp_path, "w", *records(unknown, payer=False), mark(unknown))
+    with (tmp_path / "attempts-w.jsonl").open("ab") as file:
+        file.write(b'{"v":1,"rid":"torn')
+    done = await run(rig, tmp_path)
+    assert (done.requests, done.cost_rows, done.unreadable) == ((), 8, 1)
+
+
+async def test_a_continued_answer_counts_every_token_once(rig, tmp_path):
+    event = usage_event(tokens=Tokens(prefill_computed=100, prefill_cached=30, decode=50))
+    prefill, _ = records(event)
+    _, rest = records(event, attempt=2, prompt_tokens=130 + 20)
+    rest = msgspec.structs.replace(rest, completion_tokens=30, phase="unified")
+    written(tmp_path, "w", prefill, rest, mark(event, attempt=2))
+    done = await run(rig, tmp_path)
+    assert (done.requests, done.cost_nano) == ((event.rid,), event.cost)
+
+
+async def test_journals_below_a_folder_are_all_read_rotated_ones_too(tmp_path):
+    event = usage_event(at_ms=now_ms())
+    journal = Journal(tmp_path / "w1", "w1")
+    journal.write(b"".join(_line(one) for one in records(event)))
+    journal._rotate()
+    journal.write(_line(mark(event)))
+    found = read_journals(tmp_path)
+    assert (len(found.records), found.delivered) == (2, {(event.rid, 1, 0)})
