@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
-from benches import load
+from benches import load, placement
 from benches.cpu import snapshot
 from benches.direct import DirectClient
 from contracts import keys
@@ -343,10 +343,12 @@ def main() -> None:
         print(json.dumps(rows, indent=1))
         return
     print_table(rows)
-    write(arguments, rows)
+    cost = placement.measure()
+    Console().print(placement.table(cost))
+    write(arguments, rows, cost)
 
 
-def write(arguments: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
+def write(arguments: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: placement.Cost) -> None:
     r1, r3, r4 = (rows[ROWS[i].name] for i in (0, 2, 3))
 
     def headline(side: str) -> dict[str, Any]:
@@ -363,6 +365,7 @@ def write(arguments: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> Non
     result = {
         **headline("pdgate"),
         "peers": {"worker-alone": headline("direct")},
+        "placement_us": {"p50": round(cost.p50_us), "p99": round(cost.p99_us)},
         "rows": rows,
         "commit": commit.stdout.strip(),
         "machine": machine(),

@@ -6,7 +6,8 @@
 --   rates:   list of {key, limit, amount, meter}   token bucket: `limit` a minute, refilled evenly
 --   leases:  list of {key, limit}                  running requests, expiring at deadline + 60 s
 --   budgets: list of {key, limit, amount, required} nano-units; compared and added, never multiplied. A `limit` in
---            the hash, written by billing, replaces the one here; `required`: there must be one
+--            the hash, written by billing, replaces the one here; `required`: there must be one. After the hash's
+--            `ends_ms` what was spent is of the period before
 -- All keys carry the organisation's shard tag (those in ARGV too: same slot, so legal in a cluster).
 --
 -- Returns {1, "ok", {remaining, reset_ms per rate ...}}
@@ -63,9 +64,14 @@ for i, l in ipairs(a.leases) do
   local running = redis.call('ZCARD', l.key)
   if running >= l.limit then return {0, 'lease', i - 1, 1000, 0, left(0)} end
 end
+local next_ends = {} -- of budgets whose period is over: the next one begins with nothing spent
 for i, b in ipairs(a.budgets) do
-  local known = redis.call('HMGET', b.key, 'limit', 'spent', 'reserved')
+  local known = redis.call('HMGET', b.key, 'limit', 'spent', 'reserved', 'ends_ms', 'next_ends_ms')
   if b.required and not known[1] then return {-3, 'budget_unknown', i - 1} end
+  if known[4] and now >= tonumber(known[4]) then
+    next_ends[i] = known[5] or ''
+    known[2] = '0'
+  end
   local limit = math.min(tonumber(known[1] or b.limit), MAX_EXACT)
   local available = limit - tonumber(known[2] or '0') - tonumber(known[3] or '0')
   if b.amount > available then return {0, 'budget', i - 1, -1, available, left(0)} end
@@ -82,7 +88,12 @@ for _, l in ipairs(a.leases) do
   redis.call('PEXPIREAT', l.key, until_ms, 'NX')
   redis.call('PEXPIREAT', l.key, until_ms, 'GT') -- a short request must not end a longer one's lease
 end
-for _, b in ipairs(a.budgets) do
+for i, b in ipairs(a.budgets) do
+  if next_ends[i] then
+    redis.call('HSET', b.key, 'spent', '0')
+    redis.call('HDEL', b.key, 'ends_ms', 'next_ends_ms')
+    if next_ends[i] ~= '' then redis.call('HSET', b.key, 'ends_ms', next_ends[i]) end
+  end
   redis.call('HINCRBY', b.key, 'reserved', string.format('%.0f', b.amount))
 end
 redis.call('SET', KEYS[1], ARGV[1])

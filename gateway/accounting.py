@@ -154,7 +154,14 @@ def timings_of(
         prefill_ms=prefill_ms,
         transfer_ms=stream.stages.transfer_ms if stream is not None else 0.0,
         total_ms=(now_s - terms.arrived_s) * 1000,
+        itl_p99_ms=_slowest_gap_ms(streams),
     )
+
+
+def _slowest_gap_ms(streams: Slots) -> float | None:
+    """Return the 99th percentile of gaps of the sample with the largest; None when they were not measured."""
+    gaps = [slot.delivered.gaps for slot in streams.values() if slot.delivered.gaps is not None]
+    return max((ms for ms in (one.p99_ms() for one in gaps) if ms is not None), default=None)
 
 
 def blamed(event: UsageEvent, target: SloTarget) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
@@ -25,7 +26,7 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
-from gateway.auth import Authenticator
+from gateway.auth import DATABASE_ERRORS, Authenticator
 from gateway.batch_endpoints import LineKeys, begin_line
 from gateway.batch_runner import BatchRunner
 from gateway.batches import Batches
@@ -35,7 +36,6 @@ from gateway.completions import Completions
 from gateway.errors import Edge
 from gateway.files import Files
 from gateway.fleet import Fleet
-from gateway.generation import Generation
 from gateway.guard import Guard
 from gateway.holds import Holds
 from gateway.inbox import Inbox
@@ -46,10 +46,12 @@ from gateway.lookup import Lookup
 from gateway.messages import Messages
 from gateway.models import Models
 from gateway.notices import Notices
+from gateway.openapi import describe_errors
 from gateway.outage import Outage
+from gateway.patience import Patience
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
-from gateway.purse import Purse
+from gateway.purse import Purse, Spender
 from gateway.records import Records
 from gateway.response_book import ResponseBook
 from gateway.responses import Responses
@@ -91,7 +93,7 @@ class Outward:
         self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
         self.attached: Callable[[str], bool] = fleet.attached
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
-        self.ask_for_money: Callable[[Generation], None] = purse.ask
+        self.ask_for_money: Callable[[Spender], None] = purse.ask
         self._settlement = settlement
         self._lengths = lengths
 
@@ -256,11 +258,17 @@ class Gateway:
         await self.settlement.drain(DRAIN_S)
 
     async def _tick(self) -> None:
+        settings = self.settings
+        patience = Patience(
+            first_token_s=settings.first_token_s,
+            first_token_s_per_1000=settings.first_token_s_per_1000,
+            between_tokens_s=settings.between_tokens_s,
+        )
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             for generation in self.table:
-                generation.output.tick(now_s)
+                generation.tick(now_s, patience)
 
 
 def _redis(url: str) -> Redis:
@@ -308,22 +316,11 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     """
     edge = Edge(telemetry.instruments)
     app = Litestar(
-        route_handlers=[
-            *chat_routes(gateway.starter, gateway.chat, gateway.answers),
-            *completion_routes(gateway.starter, gateway.completions, gateway.answers),
-            *message_routes(gateway.starter, gateway.messages, gateway.answers),
-            *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.guard, gateway.answers),
-            *file_routes(gateway.guard, gateway.files, max_file_bytes=gateway.settings.max_file_bytes),
-            *batch_routes(gateway.starter, gateway.guard, gateway.files, gateway.batches, gateway.batch_runner),
-            *token_routes(gateway.starter, gateway.models, gateway.workshop),
-            *model_routes(gateway.guard, gateway.models, gateway.prices),
-            *request_routes(gateway.guard, gateway.lookup),
-            *organization_routes(gateway.guard, gateway.usage_reports),
-            *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
-        ],
+        route_handlers=describe_errors(_routes(gateway, telemetry)),
         exception_handlers={
             ServingError: edge.serving_error,
             HTTPException: edge.http_error,
+            **dict.fromkeys(DATABASE_ERRORS, edge.database_error),
             Exception: edge.unexpected,
         },
         openapi_config=OpenAPIConfig(
@@ -336,3 +333,19 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         logging_config=None,
     )
     return keep_server_send(app)
+
+
+def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:
+    return [
+        *chat_routes(gateway.starter, gateway.chat, gateway.answers),
+        *completion_routes(gateway.starter, gateway.completions, gateway.answers),
+        *message_routes(gateway.starter, gateway.messages, gateway.answers),
+        *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.guard, gateway.answers),
+        *file_routes(gateway.guard, gateway.files, max_file_bytes=gateway.settings.max_file_bytes),
+        *batch_routes(gateway.starter, gateway.guard, gateway.files, gateway.batches, gateway.batch_runner),
+        *token_routes(gateway.starter, gateway.models, gateway.workshop),
+        *model_routes(gateway.guard, gateway.models, gateway.prices),
+        *request_routes(gateway.guard, gateway.lookup),
+        *organization_routes(gateway.guard, gateway.usage_reports),
+        *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
+    ]

@@ -33,6 +33,7 @@ ACK_EVERY: Final = 32
 ACK_WITHIN_S: Final = 0.01
 """How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens."""
 
+_CONNECT_S: Final = 5.0
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LAST_S: Final = 0.5
 _MAX_ABORTS: Final = 10_000
@@ -120,10 +121,14 @@ class WorkerLink:
         call: Any = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[no-untyped-call]
         hello = pb.AttachHello(gateway_id=self._gateway_id, worker_epoch=self._epoch, last_seq=self._seq, v=VERSION)
         try:
-            await call.write(pb.AttachCommand(hello=hello))
-            await call.wait_for_connection()
+            async with asyncio.timeout(_CONNECT_S):
+                await call.write(pb.AttachCommand(hello=hello))
+                await call.wait_for_connection()
         except grpc.aio.AioRpcError as error:
             return _reason(error)
+        except TimeoutError:
+            call.cancel()
+            return "no connection in time"
         self._acked = self._seq
         self.attached = True
         log.info("worker_attached", worker_id=self.worker_id, address=self.address, last_seq=self._seq)

@@ -90,7 +90,12 @@ class LineChecker:
         return (
             (line.method != "POST", "invalid_method", f"The method is POST, not '{line.method}'.", "method"),
             (line.url != url, "mismatched_url", f"The URL is the batch's endpoint {url}, not '{line.url}'.", "url"),
-            (not 0 < len(name) <= 512, "invalid_custom_id", "A custom_id has 1 to 512 characters.", "custom_id"),
+            (
+                not _is_name(name),
+                "invalid_custom_id",
+                "A custom_id has 1 to 512 characters and no NUL.",
+                "custom_id",
+            ),
             (name in self._custom_ids, "duplicate_custom_id", f"The custom_id '{name}' is there twice.", "custom_id"),
             (
                 model not in (None, body.model),
@@ -105,6 +110,10 @@ class LineChecker:
     def _note(self, number: int, code: str, message: str, param: str | None = None) -> None:
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(LineError(code=code, message=message, line=number, param=param))
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= 512 and "\0" not in text
 
 
 async def lines_of(pieces: AsyncIterator[bytes], *, max_line_bytes: int) -> AsyncIterator[tuple[int, bytes]]:

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from contracts.errors import NotFound
 from gateway.batch_lines import Line, LineError
 from gateway.batch_tables import batch, batch_line
+from gateway.files import clean
 from gateway.tenants import new_id
 
 WINDOW: Final = dt.timedelta(hours=24)
@@ -101,7 +102,7 @@ class Batches:
 
     async def find(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch. Raises NotFound."""
-        query = sa.select(batch).where(batch.c.organisation_id == tenant, batch.c.id == batch_id)
+        query = sa.select(batch).where(batch.c.organisation_id == tenant, batch.c.id == clean(batch_id))
         async with self._engine.connect() as db:
             row = (await db.execute(query)).mappings().one_or_none()
         if row is None:
@@ -126,7 +127,7 @@ class Batches:
             sa.update(batch)
             .where(
                 batch.c.organisation_id == tenant,
-                batch.c.id == batch_id,
+                batch.c.id == clean(batch_id),
                 batch.c.status.in_(("validating", "in_progress")),
             )
             .values(status="cancelling", cancelling_at=_NOW)

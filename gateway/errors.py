@@ -4,17 +4,33 @@ import math
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from contracts.errors import BadRequest, BodyTooLarge, NotFound, ServingError, openai_body
+from contracts.errors import BadRequest, BodyTooLarge, DependencyDown, NotFound, ServingError, openai_body
 from gateway.schemas.messages import anthropic_body
 from observability.metrics import Instruments
 
 log = structlog.get_logger()
 
 ANTHROPIC_PATH: Final = "/v1/messages"
+
+_UNSERVED: Final = {
+    "/v1/embeddings": "Embeddings",
+    "/v1/images": "Pictures",
+    "/v1/audio": "Audio requests",
+    "/v1/realtime": "Audio requests",
+    "/v1/videos": "Videos",
+    "/v1/moderations": "Moderations",
+    "/v1/fine_tuning": "Fine-tuning jobs",
+    "/v1/assistants": "Assistants",
+    "/v1/threads": "Assistants",
+    "/v1/vector_stores": "Vector stores",
+    "/v1/rerank": "Rerankings",
+}
+"""Paths that clients know from elsewhere and that are told apart from misspelt ones."""
 
 
 class MethodNotAllowed(ServingError):
@@ -76,7 +92,7 @@ class Edge:
         """Translate one of Litestar's: no such route, wrong method, body too large."""
         match error.status_code:
             case 404:
-                ours: ServingError = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
+                ours: ServingError = NotFound(_unknown(request.method, request.url.path))
             case 405:
                 ours = MethodNotAllowed(f"{request.method} is not allowed for {request.url.path}.")
             case 413:
@@ -87,8 +103,23 @@ class Edge:
                 return self.unexpected(request, error)
         return self.serving_error(request, ours)
 
+    def database_error(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Translate a database that does not answer; what it refuses for its content is a fault of ours."""
+        if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError | sa.exc.ProgrammingError):
+            return self.unexpected(request, error)
+        log.warning("database_unavailable", path=request.url.path, error=str(error))
+        down = DependencyDown("The database cannot be reached right now.", retry_after_s=2)
+        return self.serving_error(request, down)
+
     def unexpected(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Translate a fault of ours: logged in full, told in one sentence."""
         rid = rid_of(request)
         log.error("request_failed", rid=rid, path=request.url.path, exc_info=error)
         return self.serving_error(request, ServingError(f"The server failed on this request. Request id: {rid}."))
+
+
+def _unknown(method: str, path: str) -> str:
+    for prefix, what in _UNSERVED.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return f"{what} are not served here: this is a gateway for text. Its endpoints are described at /schema."
+    return f"Unknown request URL: {method} {path}."

@@ -86,7 +86,7 @@ class Files:
 
     async def find(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file. Raises NotFound."""
-        query = sa.select(file).where(file.c.organisation_id == tenant, file.c.id == file_id)
+        query = sa.select(file).where(file.c.organisation_id == tenant, file.c.id == clean(file_id))
         async with self._engine.connect() as db:
             row = (await db.execute(query)).mappings().one_or_none()
         if row is None:
@@ -113,9 +113,8 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises NotFound."""
         async with self._engine.begin() as db:
-            gone = await db.execute(
-                sa.delete(file).where(file.c.organisation_id == tenant, file.c.id == file_id).returning(file.c.id)
-            )
+            mine = (file.c.organisation_id == tenant) & (file.c.id == clean(file_id))
+            gone = await db.execute(sa.delete(file).where(mine).returning(file.c.id))
             if gone.one_or_none() is None:
                 raise NotFound(f"No such File object: {file_id}", param="id")
 
@@ -141,6 +140,11 @@ def check_purpose(purpose: str) -> str:
     if purpose != "batch":
         raise BadRequest(f"Files of purpose '{purpose}' are not supported; 'batch' is.", param="purpose")
     return purpose
+
+
+def clean(name: str) -> str:
+    """Return an id without what PostgreSQL takes in no text; no id of ours has any."""
+    return name.replace("\0", "")
 
 
 def _file(row: sa.RowMapping) -> StoredFile:

@@ -18,7 +18,7 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -32,13 +32,15 @@ from contracts.wire import (
     Abort,
     AttemptLost,
     Continue,
-    InboxEntry,
     Placed,
     Refused,
 )
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
 from gateway.delivered import Delivered
+from gateway.effects import Effects
+from gateway.gaps import Gaps
 from gateway.outputs import Nowhere, Output
+from gateway.patience import Patience, Silence
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
 from gateway.slots import NO_ALLOWANCE, Slot
@@ -50,30 +52,6 @@ COUNTS_WAIT_S: Final = 1.0  # for the prefill side's counts, once the answer is 
 LEAVE_WAIT_S: Final = 5.0  # for the workers to confirm the stop after the client left
 DEADLINE_SLACK_S: Final = 1.0  # workers enforce the deadline first
 SILENT_S: Final = 1.0  # a worker that the scheduler has given up must stream within it to be left alone
-
-
-class Effects(Protocol):
-    """What a generation sets in motion. Implemented by the gateway's fleet; nothing here may block."""
-
-    def abort_on_worker(self, worker_id: str, attempt: pb.AttemptId, reason: str) -> None:
-        """Stop all samples of an attempt on one worker."""
-        ...
-
-    def attached(self, worker_id: str) -> bool:
-        """Return whether the token stream of a worker stands."""
-        ...
-
-    def tell_scheduler(self, pool: str, entry: InboxEntry) -> None:
-        """Write an entry to a pool's inbox."""
-        ...
-
-    def settle(self, closed: Closed) -> None:
-        """Take over a request whose numbers are final."""
-        ...
-
-    def ask_for_money(self, generation: "Generation") -> None:
-        """Reserve more for a request: ends in its `extended` or `cut`."""
-        ...
 
 
 class Generation:
@@ -107,9 +85,11 @@ class Generation:
         self._forget = forget
         self._streams: dict[int, Slot] = {}  # decode or unified, by sample
         self._prefills: dict[int, Slot] = {}
-        self._delivered = [Delivered() for _ in range(terms.num_samples)]
+        measured = terms.owner.slo.itl_p99_ms is not None
+        self._delivered = [Delivered(Gaps() if measured else None) for _ in range(terms.num_samples)]
         self._done: dict[int, Slot] = {}  # samples that earlier attempts finished
         self._prompts: list[Slot] = []  # of earlier attempts: who may know the prompt's meters
+        self._silence = Silence()
         self._num_done = 0
         self._lost_by = ""  # why the last accepted attempt was given up
         self._queue_ms = 0.0
@@ -256,6 +236,19 @@ class Generation:
             self._stop_engines(cause)
             self._end(Ending(Outcome.CLIENT_LEFT, cause), wait_s=LEAVE_WAIT_S)
 
+    def tick(self, now_s: float, patience: Patience) -> None:
+        """Give up an attempt that is silent for too long. Called about once a second."""
+        self.output.tick(now_s)
+        if self.ending is None and self.placed is not None and self.placed.attempt == self.attempt:
+            self._silence.look(
+                now_s,
+                patience,
+                attempt=self.attempt,
+                num_tokens=self._num_tokens,
+                prompt_tokens=self.terms.prompt_tokens,
+                give_up=self._stalled,
+            )
+
     def written(self, entry_id: str) -> None:
         """Take notice that the inbox entry exists; it must be acknowledged when all is over."""
         self.entry_id = entry_id
@@ -324,6 +317,14 @@ class Generation:
         self._prefills.clear()
         self._num_done = len(self._done)
         self.accepted = False
+        self._ask_for_the_rest(self.attempt)
+
+    def _stalled(self, cause: str) -> None:
+        if self.accepted:
+            self._continue(cause)
+            return
+        log.info("stalled", rid=self.terms.rid, attempt=self.attempt, cause=cause)
+        self._abort_attempt(cause)
         self._ask_for_the_rest(self.attempt)
 
     def _ask_for_the_rest(self, lost_attempt: int) -> None:

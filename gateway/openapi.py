@@ -1,9 +1,11 @@
 """The description of the API at `/schema`: what Litestar cannot see in a handler that reads its own body."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -32,7 +34,7 @@ def json_operation(
             words = "The answer; an event stream when `stream` is true." if streams else "The answer."
             self.responses = {
                 str(status): OpenAPIResponse(description=words, content=content),
-                "default": OpenAPIResponse(description="An error object."),
+                "default": _error(),
             }
 
     return JsonOperation
@@ -56,10 +58,33 @@ def form_operation(answer: type[msgspec.Struct]) -> type[Operation]:
             content = {"application/json": OpenAPIMediaType(schema=given)}
             self.responses = {
                 "200": OpenAPIResponse(description="The file.", content=content),
-                "default": OpenAPIResponse(description="An error object."),
+                "default": _error(),
             }
 
     return FormOperation
+
+
+@dataclass
+class ReadOperation(Operation):
+    """An operation as Litestar sees it, with our error object instead of Litestar's own."""
+
+    def __post_init__(self) -> None:
+        """Replace what Litestar says of errors."""
+        own = {status: answer for status, answer in (self.responses or {}).items() if status != "400"}
+        self.responses = {**own, "default": _error()}
+
+
+def describe_errors(handlers: Sequence[HTTPRouteHandler]) -> Sequence[HTTPRouteHandler]:
+    """Return the handlers, each with a description of its errors."""
+    for handler in handlers:
+        if handler.operation_class is Operation:
+            handler.operation_class = ReadOperation
+    return handlers
+
+
+def _error() -> OpenAPIResponse:
+    schema = Schema(type=OpenAPIType.OBJECT, properties={"error": Schema(type=OpenAPIType.OBJECT)}, required=["error"])
+    return OpenAPIResponse(description="An error.", content={"application/json": OpenAPIMediaType(schema=schema)})
 
 
 class _Inline(Schema):

@@ -26,6 +26,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """OTLP/gRPC collector, http://host:4317; empty = no traces."""
     trace_sample: str = "0.01"
     """Share of traces by tier, as in 0.01,priority=0.1; misses and failures are always kept."""
+    first_token_s: PositiveSeconds = 60.0  # of an attempt that is placed, and is not the last
+    first_token_s_per_1000: PositiveSeconds = 20.0  # more for each 1,000 prompt tokens
+    between_tokens_s: PositiveSeconds = 60.0
     log_level: str = "INFO"
     log_json: bool = True
     shutdown_grace_s: PositiveSeconds = 1.0  # running streams may still end by themselves

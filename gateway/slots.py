@@ -1,6 +1,7 @@
 """Where a worker's link writes what one engine request produces."""
 
 import sys
+import time
 from typing import Final, Protocol
 
 from contracts.lifecycle import FinishReason, Phase
@@ -82,6 +83,8 @@ class Slot:
         delivered = self.delivered
         delivered.ids += ids
         delivered.num_chars += len(text)
+        if delivered.gaps is not None:
+            delivered.gaps.add(num_tokens, time.monotonic())
         self.generation.accepted = True
         if detail is None:
             if text:

@@ -21,7 +21,7 @@ import msgspec
 from litestar import Request
 from redis.exceptions import RedisError
 
-from contracts.dimensions import NO_DIMENSIONS, Dimensions
+from contracts.dimensions import MAX_NAME, NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity
 from contracts.identity import new_rid
 from contracts.parsing import Parsing
@@ -32,8 +32,9 @@ from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import credential
 from gateway.bodies import check_encoding, read_body
+from gateway.effects import Effects
 from gateway.fleet import Fleet
-from gateway.generation import Effects, Generation
+from gateway.generation import Generation
 from gateway.guard import Guard
 from gateway.inbox import Inbox
 from gateway.models import Models, Servable
@@ -41,6 +42,7 @@ from gateway.outputs import Output
 from gateway.prices import Prices
 from gateway.settings import Settings
 from gateway.table import LiveTable
+from gateway.targets import HEADER, read_targets, within_bounds
 from gateway.tenants import ApiKey
 from gateway.terms import Closed, Terms
 from gateway.traces import Traces
@@ -62,6 +64,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     reference: str = ""  # the client's own name of the request
     batch: bool = False
+    slo: SloTarget | None = None  # targets that the request names for itself
+    session: str = ""  # affinity key, from the headers
 
     @property
     def created_s(self) -> int:
@@ -158,6 +162,8 @@ class Starter:
             route=request.url.path,
             traceparent=request.headers.get("traceparent", ""),
             reference=reference_of(request.headers),
+            slo=read_targets(request.headers.get(HEADER, "")),
+            session=request.headers.get("x-session-id", "")[:MAX_NAME],
         )
 
     def arrive_later(
@@ -239,7 +245,7 @@ class Starter:
             model=model.name,
             tier=tier,
             price=price,
-            slo=tiers.get(tier, SloTarget()),
+            slo=within_bounds(arrival.slo, tiers.get(tier, SloTarget()), key.bounds),
             simulated=self._models.simulated(model.name),
             dimensions=self._dimensions(key, work.dimensions),
         )
@@ -337,7 +343,7 @@ class Starter:
             stream=terms.stream,
             batch=arrival.batch,
             cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.org),
-            session=work.session,
+            session=arrival.session or work.session,
             adapter=work.model.name if work.model.model.adapter else "",
             parsing=work.parsing,
         )

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import structlog
 import uvloop
 
-from contracts.catalog import CatalogError, read_catalog
+from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import from_env, metrics_address
 from contracts.resp import redis_client
 from observability.loop_lag import watch_loop_lag
@@ -22,10 +23,19 @@ from scheduler.settings import Settings
 log = structlog.get_logger()
 
 
+def _served(settings: Settings, catalog: Catalog) -> Sequence[str]:
+    """Return the pools that this process serves. Raises CatalogError for one that the catalogue does not have."""
+    unknown = sorted(set(settings.pools) - set(catalog.pools))
+    if unknown:
+        raise CatalogError(f"SCHEDULER_POOLS: no pool {', '.join(unknown)}; there are {', '.join(catalog.pools)}")
+    return settings.pools or catalog.pools
+
+
 async def serve(settings: Settings) -> None:
     """Schedule every pool until SIGTERM or SIGINT."""
     host, port = metrics_address("SCHEDULER_METRICS_LISTEN", settings.metrics_listen)
     catalog = read_catalog(settings.catalog)
+    served = _served(settings, catalog)
     telemetry = Telemetry()
     tracer = Tracer("scheduler", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)
@@ -38,7 +48,7 @@ async def serve(settings: Settings) -> None:
             tracer=tracer,
             profile=PoolProfile.of(catalog, pool),
         )
-        for pool in catalog.pools
+        for pool in served
     ]
     Gauges(pools).register(telemetry.instruments)
     stop = asyncio.Event()
@@ -49,7 +59,7 @@ async def serve(settings: Settings) -> None:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pool.run(), name=pool.pool) for pool in pools]
                 running.append(tasks.create_task(watch_loop_lag(telemetry.instruments)))
-                log.info("scheduler_started", scheduler_id=settings.id, pools=catalog.pools)
+                log.info("scheduler_started", scheduler_id=settings.id, pools=served)
                 await stop.wait()
                 for task in running:
                     task.cancel()

@@ -80,9 +80,11 @@ class Actuator:
 
     def begin(self, move: Move, why: str) -> bool:
         """Start a change in the background; False = not now."""
-        if self._moving is not None or self._find(move.worker_id) is None:
+        worker = self._find(move.worker_id)
+        if self._moving is not None or worker is None:
             return False
         self._moving = move
+        _leave(worker, leaving=True)
         self._wanted.put_nowait((move, why))
         return True
 
@@ -94,6 +96,7 @@ class Actuator:
         if self._moving is not None:
             return FlipResult(ok=False, role=worker.role, message=f"{self._moving.worker_id} changes its role")
         self._moving = move = Move(worker_id=worker_id, from_role=worker.role, to_role=role)
+        _leave(worker, leaving=True)
         return await self._carry_out(move, why)
 
     async def run(self) -> None:
@@ -116,10 +119,13 @@ class Actuator:
     # -- inside ----------------------------------------------------------------------------------------
 
     async def _carry_out(self, move: Move, why: str) -> FlipResult:
+        worker = self._find(move.worker_id)
         try:
             result = await self._change(move)
         finally:
             self._moving = None
+            if worker is not None:
+                _leave(worker, leaving=False)  # called off, or the label of a life that goes on
         direction = f"{move.from_role}_to_{move.to_role}"
         outcome = "done" if result.ok else "failed"
         self._instruments.flips.add(1, {"pool": self._pool, "direction": direction, "reason": why, "result": outcome})
@@ -193,6 +199,12 @@ class Actuator:
             if worker.worker_id == worker_id and worker.standing is Standing.UP:
                 return worker
         return None
+
+
+def _leave(worker: Worker, *, leaving: bool) -> None:
+    """Keep new work away from a worker before it says itself that it drains."""
+    worker.leaving = leaving
+    worker.touch()
 
 
 def _ignore(_: Move, __: str, ___: FlipResult) -> None:

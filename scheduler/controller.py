@@ -38,6 +38,7 @@ from scheduler.worker import Worker
 log = structlog.get_logger()
 
 _LEFT_ALONE_S = 300.0
+_SETTLES_WITHIN_S = 15.0
 _MOVING = (WorkerState.DRAINING, WorkerState.SWITCHING)
 
 
@@ -92,6 +93,7 @@ class RatioController:
         self._state = RatioState()
         self._flips: list[Flip] = []
         self._failed_until_s: dict[str, float] = {}
+        self._settling: tuple[str, float] | None = None  # a worker in its new role, until it is seen ready
         self.steering = self._default
         self.last: Decision | None = None
         """The last decision of the term."""
@@ -108,7 +110,9 @@ class RatioController:
     def flipped(self, move: Move, why: str, *, done: bool) -> None:
         """Take how a change of role ended. A worker that failed is left alone for a while."""
         self._flips.append(_flip(move, why, done=done))
-        if not done:
+        if done:
+            self._settling = (move.worker_id, self._now_s() + _SETTLES_WITHIN_S)
+        else:
             self._failed_until_s[move.worker_id] = self._now_s() + _LEFT_ALONE_S
 
     def take_flips(self) -> tuple[Flip, ...]:
@@ -177,6 +181,7 @@ class RatioController:
             split=split,
             moving=self._actuator.busy
             or any(w.leased and w.state in _MOVING for w in workers)
+            or self._settles(ready, now_s)
             or self._side_may_return(split, workers, now_s),
             donors=[self._donor(w) for w in ready if self._failed_until_s.get(w.worker_id, 0.0) <= now_s],
             demand=self._demand.demand(now_s, self._moments),
@@ -188,6 +193,14 @@ class RatioController:
 
     def _moments(self, kind: Hashable) -> OutputMoments:
         return moments(self._router.lengths, kind)
+
+    def _settles(self, ready: list[Worker], now_s: float) -> bool:
+        """Whether the worker moved last is on its way back: until it is seen, the split lacks it."""
+        if self._settling is not None:
+            worker_id, until_s = self._settling
+            if now_s >= until_s or any(worker.worker_id == worker_id for worker in ready):
+                self._settling = None
+        return self._settling is not None
 
     def _side_may_return(self, split: Split, workers: list[Worker], now_s: float) -> bool:
         """Whether one side of the pairs is empty only for a moment."""

@@ -147,6 +147,8 @@ class Dispatcher:
             if result is None:
                 self._waiting.pause(request, now_s + _RETRY_PAUSE_S)
                 continue
+            if isinstance(result, Scored) and self._waiting.gives_up(request, result.predicted_ttft_ms):
+                continue
             if isinstance(result, Scored):
                 self._waiting.take(request, now_s)
                 request.charged = True

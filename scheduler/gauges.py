@@ -1,5 +1,6 @@
 """What the scheduler's gauges show when they are scraped."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -27,6 +28,8 @@ class Gauges:
         instruments.observe("pdgate_decode_pool_utilization", self.decode_use)
         instruments.observe("pdgate_pd_ratio_actual", self.ratio_actual)
         instruments.observe("pdgate_pd_ratio_config", self.ratio_config)
+        instruments.observe("pdgate_degrade_step", self.degrade_step)
+        instruments.observe("pdgate_queue_age_seconds", self.queue_age)
 
     def leader(self) -> Observations:
         """Yield 1 or 0 per pool."""
@@ -70,14 +73,38 @@ class Gauges:
         return self._ratio(ready_only=True)
 
     def ratio_config(self) -> Observations:
-        """Yield the PD ratio of all registered workers."""
-        return self._ratio(ready_only=False)
+        """Yield the PD ratio that the controller aims at; that of all registered workers before it said one."""
+        for pool in self._pools:
+            last = pool.term.helm.controller.last if pool.term is not None else None
+            if last is not None and last.target.decode:
+                yield last.target.prefill / last.target.decode, {"pool": pool.pool}
+            else:
+                yield from self._ratio_of(pool, ready_only=False)
+
+    def degrade_step(self) -> Observations:
+        """Yield where the degrade ladder of each pool that we lead stands."""
+        return [(float(p.term.helm.ladder.rung), {"pool": p.pool}) for p in self._pools if p.term is not None]
+
+    def queue_age(self) -> Observations:
+        """Yield the age of the oldest waiting request per tier."""
+        now_ms = time.monotonic() * 1000
+        for pool in self._pools:
+            if pool.term is None:
+                continue
+            oldest_ms: dict[str, float] = {}
+            for request in pool.term.waiting:
+                oldest_ms.setdefault(request.tier, request.pushed_ms)
+            for tier, pushed_ms in oldest_ms.items():
+                yield (now_ms - pushed_ms) / 1000, {"pool": pool.pool, "tier": tier}
 
     def _ratio(self, *, ready_only: bool) -> Observations:
         for pool in self._pools:
-            roles = Counter(w.role for w in pool.registry.workers() if w.ready or (w.leased and not ready_only))
-            if roles[Role.DECODE]:
-                yield roles[Role.PREFILL] / roles[Role.DECODE], {"pool": pool.pool}
+            yield from self._ratio_of(pool, ready_only=ready_only)
+
+    def _ratio_of(self, pool: PoolScheduler, *, ready_only: bool) -> Observations:
+        roles = Counter(w.role for w in pool.registry.workers() if w.ready or (w.leased and not ready_only))
+        if roles[Role.DECODE]:
+            yield roles[Role.PREFILL] / roles[Role.DECODE], {"pool": pool.pool}
 
 
 def _state(worker: Worker) -> str:

@@ -120,7 +120,7 @@ class Retries:
         goes_on = request.delivered is None or bool(request.delivered)
         if message.lost_attempt < request.attempt and (goes_on or not has_tokens):
             return  # answered already: the attempt after it runs
-        if not has_tokens and request.state is not RequestState.DECODING:
+        if not has_tokens and request.state not in (RequestState.DECODING, RequestState.PREFILLING):
             return
         if has_tokens:
             num_delivered = min(
@@ -146,5 +146,6 @@ class Retries:
             text = "The answer broke off, and too many others have to be computed again."
             self._verdicts.refuse(request, Interrupted.code, text, "retry_budget")
             return
-        lost = [part.worker.worker_id for part in request.side(Phase.DECODE, Phase.UNIFIED)]
+        silent = Phase.PREFILL if request.state is RequestState.PREFILLING else Phase.DECODE
+        lost = [part.worker.worker_id for part in request.side(silent, Phase.UNIFIED)]
         self._verdicts.retry(request, cause, exclude=lost, announce=False)

@@ -23,6 +23,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Silence of a worker's Control stream after which it gets no new requests."""
     dead_after_s: Positive = 1.0
     """Silence, or time without a stream, after which a worker's requests count as lost."""
+    pools: tuple[str, ...] = ()
+    """Pools that this process serves, so that many pools can be parted among processes; none = all. Each pool needs
+    at least one process, better two."""
     ratio_mode: Literal["auto", "shadow", "manual"] = "auto"
     """Who decides how many workers prefill and decode, unless an operator set it per pool: the controller;
     nobody, and the controller only says what it would do; or the roles that workers started with."""

@@ -7,7 +7,7 @@ from contracts.lifecycle import Role
 from scheduler.book import Request
 from scheduler.policy.admission import WaitingView
 from scheduler.policy.fairness import FairLimits, FairQueue
-from scheduler.policy.turns import Turns
+from scheduler.policy.turns import BATCH_TIER, Turns
 
 
 class WaitingQueue:
@@ -90,6 +90,15 @@ class WaitingQueue:
     def gives_way(self, request: Request) -> bool:
         """Whether it is late, and goes only because nobody in time wants the room now."""
         return self._fair.gives_way(request)
+
+    def gives_up(self, request: Request, predicted_ttft_ms: float) -> bool:
+        """Count a request as late that would be late even in its best place; return whether it has to wait now."""
+        ttft_ms = request.submit.owner.slo.ttft_ms
+        in_vain = ttft_ms is not None and predicted_ttft_ms > ttft_ms and request.tier != BATCH_TIER
+        if not in_vain or self._fair.is_late(request):
+            return False
+        self._fair.give_up(request)
+        return True
 
     def blocked(self, by: Role | None, now_s: float) -> None:
         """Take how a pass ended: which role had no room for the next in turn; None = nobody was left waiting."""

@@ -59,6 +59,7 @@ class Worker:
         self.state = registration.state
         self.leased = True
         self.standing = Standing.CONNECTING
+        self.leaving = False  # its role is about to change: gets nothing new from here on
         self.rejecting = False  # refused a submit; trusted again with its next Status
         self.transfer_p50_ms = 0.0
         self.charges: dict[ChargeKey, Charge] = {}
@@ -80,7 +81,8 @@ class Worker:
     @property
     def ready(self) -> bool:
         """Whether new requests may be placed here."""
-        return self.standing is Standing.UP and self.leased and not self.rejecting and self.state is WorkerState.READY
+        trusted = self.standing is Standing.UP and self.leased and not self.rejecting
+        return trusted and not self.leaving and self.state is WorkerState.READY
 
     @property
     def condition(self) -> WorkerState:

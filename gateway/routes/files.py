@@ -6,11 +6,10 @@ from typing import Annotated, Any, Final
 from litestar import Request, Response, delete, get, post
 from litestar.datastructures import UploadFile
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from contracts.errors import BadRequest, DependencyDown, RateLimited
-from gateway.auth import DATABASE_ERRORS
+from contracts.errors import BadRequest, RateLimited
 from gateway.batch_runner import BatchRunner
 from gateway.batches import Batches
 from gateway.files import Files, check_purpose
@@ -34,6 +33,7 @@ MAX_OPEN_BATCHES: Final = 100  # of one organisation
 _FORM_SLACK_BYTES: Final = 64 * 1024
 _CHUNK: Final = 256 * 1024
 
+Name = Annotated[str | None, QueryParameter(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
 Limit = Annotated[int, QueryParameter(ge=1, le=100)]
 FileLimit = Annotated[int, QueryParameter(ge=1, le=10_000)]
 
@@ -60,14 +60,8 @@ def file_routes(guard: Guard, files: Files, *, max_file_bytes: int) -> list[HTTP
         purpose = check_purpose(str(form.get("purpose") or ""))
         try:
             stored = await files.create(
-                key.organisation_id,
-                key.project_id,
-                _pieces(upload),
-                purpose=purpose,
-                filename=(upload.filename or "file")[:512],
+                key.organisation_id, key.project_id, _pieces(upload), purpose=purpose, filename=_filename(upload)
             )
-        except DATABASE_ERRORS:
-            raise _down() from None
         finally:
             await upload.close()
         return file_view(stored)
@@ -75,8 +69,8 @@ def file_routes(guard: Guard, files: Files, *, max_file_bytes: int) -> list[HTTP
     @get("/v1/files", summary="List files", operation_id="listFiles", tags=["files"])
     async def list_files(
         request: Http,
-        purpose: FromQuery[str | None] = None,
-        after: FromQuery[str | None] = None,
+        purpose: Name = None,
+        after: Name = None,
         limit: FileLimit = 100,
         order: Annotated[str, QueryParameter(pattern="^(asc|desc)$")] = "desc",
     ) -> FileList:
@@ -162,7 +156,7 @@ def batch_routes(
         return batch_view(created)
 
     @get("/v1/batches", summary="List batches", operation_id="listBatches", tags=["batches"])
-    async def list_batches(request: Http, after: FromQuery[str | None] = None, limit: Limit = 20) -> BatchList:
+    async def list_batches(request: Http, after: Name = None, limit: Limit = 20) -> BatchList:
         """Return your organisation's batches, newest first."""
         key = await guard.key_of(request)
         found = await batches.list(key.organisation_id, after=after, limit=limit + 1)
@@ -200,5 +194,5 @@ async def _pieces(upload: UploadFile) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _down() -> DependencyDown:
-    return DependencyDown("Files cannot be stored right now.", retry_after_s=2)
+def _filename(upload: UploadFile) -> str:
+    return (upload.filename or "").replace("\0", "")[:512] or "file"

@@ -119,6 +119,8 @@ def decode_batch(body: bytes) -> BatchRequest:
         raise BadRequest(
             "'metadata' takes up to 16 pairs, keys up to 64 and values up to 512 characters.", param="metadata"
         )
+    if any("\0" in text for pair in metadata.items() for text in pair):
+        raise BadRequest("'metadata' holds a NUL character.", param="metadata")
     return request
 
 

@@ -19,14 +19,17 @@ from contracts.settlement import (
     METER_TOKENS,
     METER_UNCACHED,
     Budget,
+    BudgetUnknown,
     Duplicate,
     KeyStateDiffers,
     Lease,
     LimitHit,
+    NotExtended,
     Rate,
     Reservation,
     Reserved,
     SettlementScripts,
+    Unreserved,
     actual_usage,
     encode_owner,
 )
@@ -338,3 +341,65 @@ def test_a_budget_is_never_overspent_and_what_is_reserved_comes_back(valkey_url,
 def test_what_a_request_that_never_ran_leaves_charged_is_nothing():
     event = usage_event(outcome=Outcome.LOST, tokens=Tokens())
     assert set(actual_usage(event).values()) == {0}
+
+
+async def test_a_budget_whose_period_is_over_begins_the_next_one_with_nothing_spent(client, scripts):
+    key = keys.budget(ORG, "org", ORG)
+    fields = {"limit": 1000, "spent": 900, "reserved": 50, "ends_ms": NOW + 10, "next_ends_ms": NOW + 20}
+    await client.hset(key, mapping=fields)
+    wanted = [Budget(key=key, limit=None, amount=100, required=True)]
+    before = await scripts.reserve(ORG, reservation(now=NOW + 9, budgets=wanted))
+    assert bare(before) == LimitHit("budget", 0, None, 50)
+    assert isinstance(await scripts.reserve(ORG, reservation(now=NOW + 10, budgets=wanted)), Reserved)
+    assert await client.hgetall(key) == {
+        b"limit": b"1000",
+        b"spent": b"0",
+        b"reserved": b"150",
+        b"ends_ms": str(NOW + 20).encode(),
+    }
+
+
+async def test_a_required_budget_without_a_limit_is_unknown_and_a_limit_in_the_hash_wins(client, scripts):
+    key = keys.budget(ORG, "org", ORG)
+    wanted = [Budget(key=key, limit=10_000, amount=500, required=True)]
+    assert await scripts.reserve(ORG, reservation(budgets=wanted)) == BudgetUnknown(0)
+    await client.hset(key, "limit", 499)
+    assert bare(await scripts.reserve(ORG, reservation(budgets=wanted))) == LimitHit("budget", 0, None, 499)
+    await client.hset(key, "limit", 500)
+    assert isinstance(await scripts.reserve(ORG, reservation(budgets=wanted)), Reserved)
+
+
+async def test_money_that_is_added_while_a_request_runs_comes_back_with_the_rest(client, scripts):
+    event = usage_event(cost=700)
+    first = reservation(event.rid, budgets=[budget(1000, 400)])
+    assert isinstance(await scripts.reserve(ORG, first), Reserved)
+    assert await scripts.extend(ORG, event.rid, 500) is None
+    assert await budget_of(client) == (0, 900)
+    assert await scripts.extend(ORG, event.rid, 101) == NotExtended(100)
+    assert await budget_of(client) == (0, 900)
+    assert await scripts.settle(event, actual_usage(event)) is True
+    assert await budget_of(client) == (700, 0)
+    assert await scripts.extend(ORG, event.rid, 1) is None  # settled: nothing to pay for
+    assert await budget_of(client) == (700, 0)
+    assert not await client.exists(keys.reservation_added(ORG, event.rid))
+
+
+async def test_what_was_let_in_without_a_reservation_is_charged_once(client, scripts):
+    event = usage_event(cost=700)
+    unreserved = Unreserved(rates=[rate(METER_PROMPT, 6000, 600)], budgets=[budget(1000, 400)])
+    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is True
+    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is False
+    assert await budget_of(client) == (700, 0)
+    assert await level(client, METER_PROMPT) == 6000 - event.tokens.prompt
+    assert await client.xlen(keys.usage_stream(shard_of(ORG))) == 1
+
+
+async def test_gateways_whose_clocks_differ_do_not_refill_a_bucket_twice(client, scripts):
+    async def take(clock_ms):
+        return await scripts.reserve(ORG, reservation(now=NOW + clock_ms, rates=[rate(METER_REQUESTS, 60, 1)]))
+
+    for _ in range(60):
+        assert isinstance(await take(0), Reserved)
+    # One gateway is 10 s ahead: that minute's ten requests are given out once, however often both ask.
+    granted = [await take(clock_ms) for _ in range(20) for clock_ms in (10_000, 0)]
+    assert sum(isinstance(answer, Reserved) for answer in granted) == 10

@@ -103,6 +103,26 @@ async def test_a_batch_of_what_is_not_served_is_refused(rig: Rig, changes: dict[
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+async def test_what_postgresql_takes_in_no_text_is_refused_or_unknown_never_a_500(rig: Rig):
+    for path in ("/v1/files", "/v1/batches"):
+        assert (await rig.client.get(path, params={"after": "a\0b"})).status_code == 400
+        assert (await rig.client.get(f"{path}/a%00b")).status_code == 404
+    assert (await rig.client.delete("/v1/files/a%00b")).status_code == 404
+    assert (await rig.client.post("/v1/batches/a%00b/cancel")).status_code == 404
+    stored = await upload(rig, line("a\0b"))
+    refused = await create(rig, stored["id"], metadata={"a": "\0"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "metadata")
+    failed = await batch_in(rig, (await create(rig, stored["id"])).json()["id"], "failed")
+    assert failed["errors"]["data"][0]["code"] == "invalid_custom_id"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/images/generations", "/v1/audio/speech", "/v1/moderations"])
+async def test_what_is_not_served_is_a_404_that_says_so(rig: Rig, path: str):
+    answer = await rig.client.post(path, json={"model": "tiny", "input": "x"})
+    assert answer.status_code == 404
+    assert "not served here" in answer.json()["error"]["message"]
+
+
 # -- batches -----------------------------------------------------------------------------------------------------
 
 

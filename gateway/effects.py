@@ -1,0 +1,32 @@
+"""What a request sets in motion outside itself."""
+
+from typing import Protocol
+
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import InboxEntry
+from gateway.purse import Spender
+from gateway.terms import Closed
+
+
+class Effects(Protocol):
+    """What a generation sets in motion. Implemented by the gateway's fleet; nothing here may block."""
+
+    def abort_on_worker(self, worker_id: str, attempt: pb.AttemptId, reason: str) -> None:
+        """Stop all samples of an attempt on one worker."""
+        ...
+
+    def attached(self, worker_id: str) -> bool:
+        """Return whether the token stream of a worker stands."""
+        ...
+
+    def tell_scheduler(self, pool: str, entry: InboxEntry) -> None:
+        """Write an entry to a pool's inbox."""
+        ...
+
+    def settle(self, closed: Closed) -> None:
+        """Take over a request whose numbers are final."""
+        ...
+
+    def ask_for_money(self, spender: Spender) -> None:
+        """Reserve more for a request: ends in its `extended` or `cut`."""
+        ...

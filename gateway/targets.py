@@ -1,0 +1,63 @@
+"""Latency targets that a request names for itself: `x-pdgate-slo: ttft=800ms,tpot=40ms,itl_p99=90ms,e2e=20s`. Pure.
+
+Whatever is named replaces the tier's targets as a whole, so that a summary may ask for its end alone. A target
+goes down to what the key or its project allows, else to the tier's own: more loose is always allowed, stricter
+only by agreement. What is asked beyond that is moved to the bound.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from contracts.errors import BadRequest
+from contracts.slo import SloTarget
+from gateway.scopes import Scopes
+
+HEADER: Final = "x-pdgate-slo"
+_FIELDS: Final = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl_p99": "itl_p99_ms", "e2e": "e2e_ms"}
+_VALUE = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(ms|s)")
+_LONGEST_MS: Final = 86_400_000.0
+
+
+def read_targets(header: str) -> SloTarget | None:
+    """Return the targets in a header's value; None when it is empty. Raises BadRequest."""
+    if not header.strip():
+        return None
+    found: dict[str, float] = {}
+    for part in header.split(","):
+        name, _, value = part.strip().partition("=")
+        field, match = _FIELDS.get(name.strip()), _VALUE.fullmatch(value.strip())
+        if field is None or match is None or field in found:
+            raise BadRequest(
+                f"{HEADER} is a list such as 'ttft=800ms,tpot=40ms'; it may name ttft, tpot, itl_p99 and e2e once.",
+                param=HEADER,
+            )
+        ms = float(match[1]) * (1000 if match[2] == "s" else 1)
+        if not 0 < ms <= _LONGEST_MS:
+            raise BadRequest(f"{HEADER}: {name} must be more than 0 and at most a day.", param=HEADER)
+        found[field] = ms
+    return SloTarget(**found)
+
+
+def within_bounds(asked: SloTarget | None, tier: SloTarget, bounds: Sequence[Scopes]) -> SloTarget:
+    """Return the targets that a request gets: its own within what is allowed, else those of its tier."""
+    if asked is None:
+        return tier
+    ttft_ms = _strictest([scopes.strictest_ttft_ms for scopes in bounds], tier.ttft_ms)
+    tpot_ms = _strictest([scopes.strictest_tpot_ms for scopes in bounds], tier.tpot_ms)
+    return SloTarget(
+        ttft_ms=_at_least(asked.ttft_ms, ttft_ms),
+        tpot_ms=_at_least(asked.tpot_ms, tpot_ms),
+        itl_p99_ms=_at_least(asked.itl_p99_ms, tier.itl_p99_ms or tpot_ms),
+        e2e_ms=_at_least(asked.e2e_ms, tier.e2e_ms or ttft_ms),
+    )
+
+
+def _strictest(agreed: Sequence[float | None], tier_ms: float | None) -> float | None:
+    """Return the bound: the loosest of those agreed with key and project, else the tier's target."""
+    named = [ms for ms in agreed if ms is not None]
+    return max(named) if named else tier_ms
+
+
+def _at_least(asked_ms: float | None, bound_ms: float | None) -> float | None:
+    return max(asked_ms, bound_ms) if asked_ms is not None and bound_ms is not None else asked_ms
