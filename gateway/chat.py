@@ -18,6 +18,8 @@ from gateway.samples import Sample
 from gateway.schemas.answers import ChatCompletion, served_of, usage_of
 from gateway.schemas.chat import ChatRequest, decode_chat
 from gateway.schemas.choices import choice_of
+from gateway.schemas.conversation import Message
+from gateway.schemas.plain_tools import HERMES, told_of_tools
 from gateway.schemas.tools import biases_of, called_tools, parsing_of
 from gateway.sse import SIMULATED, ChunkTemplate
 from gateway.starter import Arrival, Started, Starter, Work
@@ -52,12 +54,16 @@ class Chat:
     async def encode(self, chat: ChatRequest, *, body_bytes: int) -> Sequence[int]:
         """Return the token ids of a conversation. Raises one of contracts.errors."""
         prompt, model = self._models.tokenizer(chat.model)
+        tools = [msgspec.to_builtins(tool) for tool in called_tools(chat.tools, chat.tool_choice)]
+        messages: Sequence[Message] = chat.messages
+        if "tools" not in prompt.variables and model.tool_parser in HERMES:
+            messages = told_of_tools(messages, tools)
         return await self._workshop.encode(
             prompt,
-            chat.messages,
+            messages,
             body_bytes=body_bytes,
             context_tokens=model.context_tokens,
-            tools=[msgspec.to_builtins(tool) for tool in called_tools(chat.tools, chat.tool_choice)],
+            tools=tools,
             extras=template_extras(chat, prompt.variables),
         )
 

@@ -13,6 +13,8 @@ from contracts.catalog import read_catalog
 from contracts.lifecycle import FinishReason, Phase
 from contracts.parsing import Detail, Grammar, Parsing, TokenLogprob, ToolCallDelta, detail_to_pb
 from contracts.wire import pack_ids
+from gateway.schemas.conversation import CalledFunction, CalledTool, Message
+from gateway.schemas.plain_tools import told_of_tools
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -150,3 +152,27 @@ async def test_the_official_client_gets_the_pieces_in_their_places(rig: Rig, str
     assert (call.function.name, call.function.arguments) == ("weather", '{"city":"Ulm"}')
     [token] = choice.logprobs.content
     assert (token.token, token.bytes, token.logprob) == ("Sure", list(b"Sure"), -0.25)
+
+
+def test_a_template_without_tools_is_told_of_them_in_the_conversation():
+    history = [
+        Message("user", "Weather?"),
+        Message("assistant", None, tool_calls=[CalledTool("call_1", CalledFunction("weather", '{"city":"Ulm"}'))]),
+        Message("tool", "mild", tool_call_id="call_1"),
+    ]
+    told = told_of_tools(history, [TOOL])
+    assert [message.role for message in told] == ["system", "user", "assistant", "user"]
+    assert '{"type":"function","function":{"name":"weather"' in told[0].content
+    assert told[2].content == '<tool_call>\n{"name": "weather", "arguments": {"city":"Ulm"}}\n</tool_call>'
+    assert told[3].content == "<tool_response>\nmild\n</tool_response>"
+    with_system = told_of_tools([Message("system", "Be brief."), *history], [TOOL])
+    assert with_system[0].content.startswith("Be brief.\n\n# Tools")
+    assert len(with_system) == 4
+    assert told_of_tools([Message("user", "Hi")], []) == [Message("user", "Hi")]
+
+
+async def test_tools_are_part_of_the_prompt(rig: Rig):
+    plain, _ = await submitted(rig)
+    with_tools, _ = await submitted(rig, tools=[TOOL])
+    without, _ = await submitted(rig, tools=[TOOL], tool_choice="none")
+    assert len(with_tools.prompt) > len(plain.prompt) == len(without.prompt)

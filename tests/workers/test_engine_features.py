@@ -100,6 +100,31 @@ async def test_a_stop_string_across_tokens_is_held_back_and_not_sent(engines):
     assert pair.finished.matched_stop == stop
 
 
+async def test_a_stop_string_at_any_place_ends_the_text_before_it(engines):
+    async with client_of(engines) as client:
+        whole = (await client.unified(engines.prompts[1], **GREEDY)).text
+        stops = [whole[at : at + 4] for at in range(3, 60, 3)]
+        attempts = [await client.submit_pair(engines.prompts[1], stop=(stop,), **GREEDY) for stop in stops]
+        answers = [(await client.ends(attempt))[1] for attempt in attempts]
+    assert [answer.text for answer in answers] == [whole[: whole.index(stop)] for stop in stops]
+    assert [answer.finished.matched_stop for answer in answers] == stops
+
+
+async def test_characters_of_several_bytes_are_never_cut_however_they_are_tokenised(engines):
+    text = "aé€漢字🙂👩‍👩‍👧 ñ"
+    forced = {"grammar": Grammar("ebnf", f"root ::= {json.dumps(text, ensure_ascii=False)}"), "top_logprobs": 0}
+    async with client_of(engines) as client:
+        attempts = [
+            await client.submit_pair(engines.prompts[1], temperature=1.5, seed=seed, max_tokens=80, **forced)
+            for seed in range(12)
+        ]
+        answers = [(await client.ends(attempt))[1] for attempt in attempts]
+    assert [answer.text for answer in answers] == [text] * 12
+    assert len({tuple(answer.ids) for answer in answers}) > 1  # cut in different ways
+    for answer in answers:
+        assert b"".join(token.token for token in answer.logprobs) == text.encode()
+
+
 async def test_biases_and_stop_tokens_reach_the_engine(engines):
     async with client_of(engines) as client:
         whole = await client.unified(engines.prompts[1], **GREEDY)
