@@ -34,6 +34,7 @@ from pdgate.serving_commands import list_workers, models
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import orgs
+from pdgate.top import top
 from pdgate.usage import usage_app
 
 app = typer.Typer(
@@ -60,6 +61,7 @@ app.command("doctor")(doctor)
 app.command("simulate")(simulate)
 app.command("plan")(plan)
 app.command("reconcile")(reconcile)
+app.command("top")(top)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder for data, logs and keys.  [default: .pdgate]")]
 
