@@ -205,6 +205,7 @@ class Gateway:
         self._instruments = telemetry.instruments
         self._instruments.observe("pdgate_streams", lambda: [(len(self.table), {})])
         self._instruments.observe("pdgate_settlements_waiting", lambda: [(self.settlement.num_waiting, {})])
+        self._instruments.observe("pdgate_settlements_journalled", lambda: [(self.settlement.num_journalled, {})])
 
     def stop_streams(self) -> None:
         """Take no more requests and break off those that run."""

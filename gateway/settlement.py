@@ -57,6 +57,11 @@ class Settlement:
         """Requests that ended and are not settled."""
         return self._waiting.qsize() + len(self._in_hand)
 
+    @property
+    def num_journalled(self) -> int:
+        """Settlements in the journal, which Redis could not take."""
+        return self._journal.num_records
+
     def offer(self, closed: Closed) -> None:
         """Take over a request whose numbers are final."""
         self._idle.clear()

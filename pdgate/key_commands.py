@@ -89,6 +89,7 @@ def create_key(
     strictest_ttft_ms: Annotated[float | None, typer.Option(help="Strictest TTFT a request may ask for.")] = None,
     strictest_tpot_ms: Annotated[float | None, typer.Option(help="Strictest TPOT a request may ask for.")] = None,
     sees_workers: Annotated[bool, typer.Option(help="Answers name the workers.")] = False,
+    hash_identifiers: Annotated[bool, typer.Option(help="Store safety identifiers as keyed hashes.")] = False,
     admin: Annotated[bool, typer.Option(help="May use the admin API.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -109,6 +110,7 @@ def create_key(
         strictest_ttft_ms=strictest_ttft_ms,
         strictest_tpot_ms=strictest_tpot_ms,
         sees_workers=sees_workers,
+        hashes_identifiers=hash_identifiers,
     )
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(days=expires_in_days) if expires_in_days else None
 

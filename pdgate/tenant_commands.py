@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from contracts.catalog import read_catalog
 from gateway.changes import Announcer, HoldBook
 from gateway.holds import READ_ONLY, SUSPENDED, Hold
-from gateway.tenants import Organisation, Tenants
+from gateway.limits import Limits
+from gateway.scopes import Scopes, WrongNetwork, check_scopes
+from gateway.tenants import NoSuchTenant, Organisation, Tenants
 from pdgate.connection import open_database, open_redis
 from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
@@ -34,6 +36,16 @@ class OrganisationRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     demo: bool
     created: str
+
+
+class ProjectRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A project as it is printed."""
+
+    id: str
+    organisation: str
+    limits: Limits
+    scopes: Scopes
+    keys: int  # that know it from now on
 
 
 class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +87,40 @@ def list_orgs(as_json: AsJson = False) -> None:
             return [_organisation_row(found) for found in await Tenants(database).list_organisations()]
 
     show(asyncio.run(run()), as_json=as_json)
+
+
+@orgs.command("set-project")
+def set_project(
+    org: OrgArgument,
+    project: Annotated[str, typer.Argument(help="Id of the project: proj_…")],
+    limits: Annotated[
+        str, typer.Option(help="Limits of all its keys together, JSON, in place of the old.")
+    ] = "{}",
+    scopes: Annotated[str, typer.Option(help="Scopes that bind all its keys, JSON, in place of the old.")] = "{}",
+    as_json: AsJson = False,
+) -> None:
+    """Set the limits and scopes of a project, such as '{"tokens_per_minute": 90000}' and '{"models": ["smollm2"]}'."""
+    try:
+        wanted = msgspec.json.decode(limits, type=Limits), check_scopes(msgspec.json.decode(scopes, type=Scopes))
+    except (msgspec.DecodeError, WrongNetwork) as error:
+        raise CannotStart(str(error)) from None
+
+    async def run() -> ProjectRow:
+        async with open_database() as database:
+            tenants = Tenants(database)
+            organisation = await find_org(tenants, org)
+            try:
+                changed = await tenants.set_project(
+                    organisation.id, project, limits=wanted[0], scopes=wanted[1], actor=operator()
+                )
+            except NoSuchTenant as error:
+                raise CannotStart(str(error)) from None
+            await publish(database)
+            return ProjectRow(
+                id=project, organisation=organisation.id, limits=wanted[0], scopes=wanted[1], keys=len(changed)
+            )
+
+    show([asyncio.run(run())], as_json=as_json)
 
 
 @orgs.command("suspend")

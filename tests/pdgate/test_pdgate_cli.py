@@ -208,3 +208,13 @@ def test_an_organisation_and_a_model_can_be_held_and_resumed(run):
     run("orgs", "resume", "Held")
     run("models", "resume", "tiny")
     assert json.loads(run("orgs", "held", "--json")) == []
+
+
+def test_a_project_gets_limits_and_scopes(run):
+    run("orgs", "create", "Projects")
+    made = json.loads(run("keys", "create", "--org", "Projects", "--json"))
+    words = ["--limits", '{"tokens_per_minute": 9}', "--scopes", '{"strictest_ttft_ms": 100}', "--json"]
+    (row,) = json.loads(run("orgs", "set-project", "Projects", made["project"], *words))
+    assert (row["limits"], row["scopes"], row["keys"]) == ({"tokens_per_minute": 9}, {"strictest_ttft_ms": 100}, 1)
+    result = CliRunner().invoke(app, ["orgs", "set-project", "Projects", "proj_none"])
+    assert "no project" in str(result.exception)
