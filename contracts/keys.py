@@ -62,6 +62,11 @@ def response_cancel(org: str, response_id: str) -> str:
     return f"pdgate:{shard_tag(org)}:org:{org}:response-cancel:{response_id}"
 
 
+def idempotent(org: str, name: str) -> str:
+    """Return the claim or the answer of one idempotency key. `name` is a hash of tenant, endpoint and key."""
+    return f"pdgate:{shard_tag(org)}:idem:{name}"
+
+
 def key_states(org: str) -> str:
     """Return the hash of key id -> `STATE:VERSION` of one organisation."""
     return f"pdgate:{shard_tag(org)}:org:{org}:keys"

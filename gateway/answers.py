@@ -15,6 +15,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import ServingError
 from contracts.usage import UsageEvent
+from gateway.idempotency import INCOMPLETE
 from gateway.schemas.answers import money_text
 from gateway.starter import Started
 from gateway.writer import EventWriter
@@ -101,6 +102,8 @@ class Answers:
             "x-pdgate-cost": money_text(output.event.cost),
             "openai-processing-ms": _processing_ms(started),
         }
+        if started.sees_workers:
+            headers["x-pdgate-workers"] = _workers(output.event.prefill_worker, output.event.decode_worker)
         return ASGIResponse(body=output.body(output.event), media_type="application/json", headers=headers)
 
 
@@ -127,9 +130,12 @@ class StreamAnswer(ASGIResponse):
             if writer.refusal is not None:
                 raise writer.refusal
             self.headers.add("openai-processing-ms", _processing_ms(started))
+            for name, value in _placed_headers(started).items():
+                self.headers.add(name, value)
             await self.start_response(send)
             self._answers.answered(started, 200)
             if await writer.pump(scope["state"].get(SERVER_SEND, send)):
+                scope["state"][INCOMPLETE] = not started.complete
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()
@@ -140,6 +146,22 @@ async def _wait_for_disconnect(receive: Receive, left: Callable[[], None]) -> No
     while (await receive())["type"] != "http.disconnect":
         pass
     left()
+
+
+def _placed_headers(started: Started) -> dict[str, str]:
+    """Return what is known of a stream's way when its head leaves; the last chunk has the final truth."""
+    placed = started.generations[0].placed
+    if placed is None:
+        return {}
+    headers = {"x-pdgate-path": str(placed.path)}
+    if started.sees_workers:
+        prefill = placed.prefill.worker_id if placed.prefill is not None else ""
+        headers["x-pdgate-workers"] = _workers(prefill, placed.decode.worker_id)
+    return headers
+
+
+def _workers(prefill: str, decode: str) -> str:
+    return f"prefill={prefill or decode}, decode={decode}"
 
 
 def _processing_ms(started: Started) -> str:

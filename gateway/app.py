@@ -38,12 +38,14 @@ from gateway.files import Files
 from gateway.fleet import Fleet
 from gateway.guard import Guard
 from gateway.holds import Holds
+from gateway.idempotency import Idempotency
 from gateway.inbox import Inbox
 from gateway.journal import Journal
 from gateway.lease import Lease
 from gateway.lengths import Lengths
 from gateway.lookup import Lookup
 from gateway.messages import Messages
+from gateway.methods import answer_head
 from gateway.models import Models
 from gateway.notices import Notices
 from gateway.openapi import describe_errors
@@ -113,7 +115,7 @@ class Gateway:
         self.gateway_id = gateway_id
         self.redis = _redis(settings.redis_url)
         # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
-        self._requests = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
+        self.requests = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
         self._settling = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
         self._notified = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
         self.engine = create_async_engine(
@@ -133,12 +135,12 @@ class Gateway:
         self.auth = Authenticator(
             Tenants(self.engine),
             self.redis,
-            self._requests,
+            self.requests,
             max_entries=settings.key_cache_entries,
             now_s=time.monotonic,
         )
         self.guard = Guard(self.auth, self.holds, trusted_proxies=settings.trusted_proxies)
-        self.inbox = Inbox(self._requests)
+        self.inbox = Inbox(self.requests)
         traces = Traces(self.tracer, settings.trace_ratios)
         self.settlement = Settlement(
             self._settling,
@@ -155,7 +157,7 @@ class Gateway:
             models=self.models,
             prices=self.prices,
             admission=Admission(
-                SettlementScripts(self._requests),
+                SettlementScripts(self.requests),
                 lengths=self.lengths,
                 outage=Outage(per_key=settings.outage_requests_per_key, per_process=settings.outage_requests),
                 instruments=telemetry.instruments,
@@ -247,7 +249,7 @@ class Gateway:
         await self._lease.release()
         self.workshop.close()
         await self.redis.aclose()
-        for connection in (self._requests, self._settling, self._notified, self._changed):
+        for connection in (self.requests, self._settling, self._notified, self._changed):
             connection.close()
         await self.engine.dispose()
         await asyncio.to_thread(self.tracer.close)
@@ -333,7 +335,15 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         ),
         logging_config=None,
     )
-    return keep_server_send(app)
+    once = Idempotency(
+        keep_server_send(app),
+        auth=gateway.auth,
+        connection=gateway.requests,
+        gateway_id=gateway.gateway_id,
+        max_body_bytes=gateway.settings.max_body_bytes,
+        timeout_s=gateway.settings.request_timeout_s,
+    )
+    return answer_head(once)
 
 
 def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:

@@ -10,6 +10,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
 from contracts.errors import BadRequest, BodyTooLarge, DependencyDown, NotFound, ServingError, openai_body
+from gateway.methods import allowed_methods
 from gateway.schemas.messages import anthropic_body
 from observability.metrics import Instruments
 
@@ -95,6 +96,7 @@ class Edge:
                 ours: ServingError = NotFound(_unknown(request.method, request.url.path))
             case 405:
                 ours = MethodNotAllowed(f"{request.method} is not allowed for {request.url.path}.")
+                ours.headers = {"allow": ", ".join(allowed_methods(request.app, request.url.path))}
             case 413:
                 ours = BodyTooLarge("The request body is larger than this server reads.")
             case status if status < 500:

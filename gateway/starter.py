@@ -95,6 +95,12 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     generations: Sequence[Generation]
     headers: dict[str, str]
     route: str
+    sees_workers: bool = False  # the key may know which workers served it
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every answer came to its own end."""
+        return all(one.event is not None and one.event.outcome is Outcome.FINISHED for one in self.generations)
 
     def client_left(self) -> None:
         """Stop all work: nobody waits for the answer. Changes nothing after a proper end."""
@@ -221,7 +227,10 @@ class Starter:
             self._table.add(generation)
         await self._submit_all(arrival, work, generations, admitted)
         headers = {"x-request-id": arrival.rid, **admitted[-1].headers}
-        return Started(generations=generations, headers=headers, route=arrival.route)
+        if arrival.key.imported:
+            headers["x-pdgate-rotate-key"] = "imported"
+        sees = any(scopes.sees_workers for scopes in arrival.key.bounds)
+        return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=sees)
 
     def _check_room(self, model: Servable, num_prompts: int) -> None:
         """Raise NoCapacity when this process or the pool's inbox takes no more."""

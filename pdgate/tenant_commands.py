@@ -93,9 +93,7 @@ def list_orgs(as_json: AsJson = False) -> None:
 def set_project(
     org: OrgArgument,
     project: Annotated[str, typer.Argument(help="Id of the project: proj_…")],
-    limits: Annotated[
-        str, typer.Option(help="Limits of all its keys together, JSON, in place of the old.")
-    ] = "{}",
+    limits: Annotated[str, typer.Option(help="Limits of all its keys together, JSON, in place of the old.")] = "{}",
     scopes: Annotated[str, typer.Option(help="Scopes that bind all its keys, JSON, in place of the old.")] = "{}",
     as_json: AsJson = False,
 ) -> None:
