@@ -30,9 +30,7 @@ class Records:
         self._talkers.add(event.org, tokens.prompt + tokens.decode, now_s=time.monotonic())
         instruments.settlement_lag(lag_ms, model=event.model)
         for meter in Meter:
-            num_tokens = tokens.of(meter)
-            if num_tokens:
-                instruments.tokens.add(num_tokens, {"meter": meter.value, "model": event.model})
+            instruments.tokens.add(tokens.of(meter), {"meter": meter.value, "model": event.model})
         if timings is not None:
             instruments.ttft(timings.ttft_ms, trace_id=trace_id, model=event.model, tier=event.tier)
             if timings.decode_tokens > 1:

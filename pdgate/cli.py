@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from contracts.catalog import CatalogError
+from pdgate.backup import backup, restore
 from pdgate.children import end_with_caller
 from pdgate.commands import Commands
 from pdgate.connection import data_folder
@@ -58,6 +59,8 @@ app.add_typer(engine, name="engine")
 app.command("workers")(list_workers)
 app.command("init")(init)
 app.command("doctor")(doctor)
+app.command("backup")(backup)
+app.command("restore")(restore)
 app.command("simulate")(simulate)
 app.command("plan")(plan)
 app.command("reconcile")(reconcile)
