@@ -341,6 +341,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         connection=gateway.requests,
         gateway_id=gateway.gateway_id,
         max_body_bytes=gateway.settings.max_body_bytes,
+        body_timeout_s=gateway.settings.body_timeout_s,
         timeout_s=gateway.settings.request_timeout_s,
     )
     return answer_head(once)

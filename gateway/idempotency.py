@@ -138,6 +138,7 @@ class Idempotency:
         connection: RespConnection,
         gateway_id: str,
         max_body_bytes: int,
+        body_timeout_s: float,
         timeout_s: float,
     ) -> None:
         """`timeout_s`: how long a request may run; a claim stands a little longer."""
@@ -148,6 +149,7 @@ class Idempotency:
         self._end = connection.register_script(_END)
         self._gateway_id = gateway_id
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._claim_ms = int(timeout_s * 1000) + _SLACK_MS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +173,7 @@ class Idempotency:
             )
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         caller = await self._auth.authenticate(credential(given))
-        body = await read_body(receive, max_bytes=self._max_body_bytes)
+        body = await read_body(receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         org = caller.organisation_id
         place = keys.idempotent(org, hashlib.sha256(f"{org}\n{scope['path']}\n{header}".encode()).hexdigest())
         claim = Kept(body_sha256=hashlib.sha256(body).digest(), gateway_id=self._gateway_id)
