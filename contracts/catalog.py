@@ -9,7 +9,8 @@ context_tokens = 2048
 default_max_tokens = 512               # default: 4096
 default_temperature = 0.2              # of a request that names none; default: the engine's
 default_top_p = 0.9
-hand_off = "direct"                    # or "store"
+hand_off = "direct"                    # or "store": unified engines share KV pages, a role is a label
+store = "file"                         # with hand_off "store": a folder on one machine, or "mooncake"
 owned_by = "HuggingFaceTB"
 tool_parser = "hermes"                 # SGLang's name for the format of the model's tool calls; default: none
 reasoning_parser = "qwen3"             # likewise for its reasoning
@@ -35,7 +36,7 @@ from typing import Annotated
 
 import msgspec
 
-from contracts.lifecycle import HandOff
+from contracts.lifecycle import HandOff, StoreKind
 from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from contracts.units import NanoPerMillion
@@ -78,6 +79,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     default_temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     default_top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     hand_off: HandOff = HandOff.DIRECT
+    store: StoreKind = StoreKind.FILE
     owned_by: str = "pdgate"
     tool_parser: str = ""
     reasoning_parser: str = ""

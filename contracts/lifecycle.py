@@ -29,6 +29,13 @@ class HandOff(enum.StrEnum):
     STORE = "store"
 
 
+class StoreKind(enum.StrEnum):
+    """Where KV pages go under the hand-off by a store."""
+
+    FILE = "file"  # a folder on one machine
+    MOONCAKE = "mooncake"  # the memory of all workers, Mooncake Store
+
+
 class Path(enum.StrEnum):
     """Which way a request went. `x-pdgate-path`."""
 

@@ -65,6 +65,8 @@ class Fleet:
         ready = [w for w in self.pool(pool).workers if w.state is WorkerState.READY]
         if any(w.role is Role.UNIFIED for w in ready):
             return None
+        if hand_off is HandOff.STORE and any(hand_off in w.hand_offs for w in ready):
+            return None  # with the store a role is a label: one worker alone does both phases
         able = {w.role for w in ready if hand_off in w.hand_offs}
         lacking = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in able]
         return f"no ready {' and no ready '.join(lacking)} worker" if lacking else None

@@ -12,7 +12,7 @@ import structlog
 
 from contracts.errors import Interrupted
 from contracts.identity import rid_from_bytes
-from contracts.lifecycle import FinishReason, Phase, RequestState
+from contracts.lifecycle import FinishReason, HandOff, Phase, RequestState
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_FROM_PB, counts_from_pb, stages_from_pb
 from scheduler.book import Book, Part, PartState, Request
@@ -108,8 +108,9 @@ class Attempts:
         for key in worker.charges.keys() - present:
             rid, attempt, sample = key
             request = self._book.find(rid)
-            if request is not None and request.placing and request.attempt == attempt:
-                continue  # not submitted yet
+            is_current = request is not None and request.attempt == attempt
+            if request is not None and is_current and request.unknown_to(worker, sample):
+                continue
             worker.release(key)
             if request is None or request.attempt != attempt:
                 continue
@@ -202,7 +203,10 @@ class Attempts:
             self._retries.computed(request, part.counts)
         if not request.terminal:
             self._prefilled(request)
-            self._hand_offs.start(request, worker, self._now_s())
+            if request.hand_off_now is HandOff.DIRECT:
+                self._hand_offs.start(request, worker, self._now_s())
+            else:
+                self._dispatcher.prompt_stored(request)
 
     def _prefilled(self, request: Request) -> None:
         if request.state is RequestState.PREFILLING:
@@ -234,10 +238,14 @@ class Attempts:
     def _prefill_ended(self, request: Request, part: Part, reason: FinishReason) -> None:
         if reason.complete:
             self._prefilled(request)
-            if all(p.ended for p in request.side(Phase.PREFILL)):
+            if request.hand_off_now is HandOff.STORE:
+                self._dispatcher.prompt_stored(request)
+            elif all(p.ended for p in request.side(Phase.PREFILL)):
                 self._hand_offs.stop(request)
         elif request.decode_ended:
             pass
+        elif request.hand_off_now is HandOff.STORE:
+            self._stored_prefill_broke_off(request, part, reason)
         elif reason is FinishReason.HAND_OFF or (
             reason is FinishReason.ERROR and request.state is RequestState.DECODING
         ):
@@ -246,6 +254,13 @@ class Attempts:
             log.warning("engine_failed", rid=request.rid, worker_id=part.worker.worker_id, error=part.error)
             self._verdicts.retry(request, "engine_error", exclude=[part.worker.worker_id])
         # ABORTED, READER_LOST, DEADLINE: the decode side ends for the same cause and says so.
+
+    def _stored_prefill_broke_off(self, request: Request, part: Part, reason: FinishReason) -> None:
+        """The decode side, which runs on its own with the store, hears of the request only when its prompt is done."""
+        if request.state is not RequestState.PREFILLING or request.stop_requested or reason is FinishReason.DEADLINE:
+            return  # it decodes already, or its gateway ends it
+        log.warning("prefill_broke_off", rid=request.rid, worker_id=part.worker.worker_id, reason=reason)
+        self._verdicts.retry(request, f"prefill_{reason}", exclude=[part.worker.worker_id])
 
     def _stream_ended(self, request: Request, part: Part, reason: FinishReason) -> None:
         if reason is FinishReason.HAND_OFF:

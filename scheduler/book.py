@@ -19,6 +19,7 @@ from scheduler.worker import ChargeKey, Worker
 class PartState(enum.StrEnum):
     """How far one engine request got, as its worker reported it."""
 
+    HELD = "held"  # hand-off by the store: sent when the prompt is computed
     SENT = "sent"
     ACCEPTED = "accepted"
     COMPUTED = "computed"  # prefill: the prompt is done, the KV cache may still be on its way
@@ -29,13 +30,14 @@ class PartState(enum.StrEnum):
 class Part:
     """One engine request: one sample of one attempt in one phase on one worker."""
 
-    __slots__ = ("counts", "delivered", "error", "phase", "reason", "sample", "stages", "state", "worker")
+    __slots__ = ("counts", "delivered", "error", "phase", "reason", "sample", "sent_s", "stages", "state", "worker")
 
     def __init__(self, worker: Worker, phase: Phase, sample: int, state: PartState = PartState.SENT) -> None:
         self.worker = worker
         self.phase = phase
         self.sample = sample
         self.state = state
+        self.sent_s = 0.0  # when it was submitted, monotonic
         self.reason: FinishReason | None = None
         self.counts: Counts | None = None
         self.stages = Stages()
@@ -78,6 +80,7 @@ class Request:
         "first_prompt",
         "hand_off",
         "hand_off_due_s",
+        "hand_off_now",
         "hand_off_retries",
         "hoped_cached_tokens",
         "not_before_s",
@@ -138,6 +141,7 @@ class Request:
         self.asked_gateway = False  # AttemptLost(retrying=False) sent for the current attempt
         self.stop_requested = False  # no further attempt, whatever happens
         self.hand_off_due_s: float | None = None
+        self.hand_off_now: HandOff | None = None  # of the current attempt; None on a unified worker
         self.hand_off_retries = 0
         self.ended_s: float | None = None  # since when only the settlement is missing
         self.workers: list[Worker] = []  # that hold anything of any attempt
@@ -200,6 +204,15 @@ class Request:
     def side(self, *phases: Phase) -> Iterator[Part]:
         """Yield the parts of these phases."""
         return (part for part in self.parts.values() if part.phase in phases)
+
+    def unknown_to(self, worker: Worker, sample: int) -> bool:
+        """Whether the worker's last inventory cannot have a part: it was submitted later, or not yet."""
+        return self.placing or any(
+            part.worker is worker
+            and part.sample == sample
+            and (part.state is PartState.HELD or part.sent_s > worker.inventoried_s)
+            for part in self.parts.values()
+        )
 
     @property
     def streaming_parts(self) -> Iterator[Part]:

@@ -200,7 +200,8 @@ class Dispatcher:
         self._router.placed(request, placement)
         samples = request.samples
         rooms = (new_room() for _ in range(request.submit.num_samples))
-        request.rooms = tuple(rooms) if placement.prefill is not None else ()
+        request.hand_off_now = placement.hand_off
+        request.rooms = tuple(rooms) if placement.hand_off is HandOff.DIRECT else ()
         decode = self._registry.get(placement.decode.worker_id, placement.decode.epoch)
         assert decode is not None
         request.decode_ref, request.prefill_ref = decode.ref, None
@@ -211,10 +212,12 @@ class Dispatcher:
             prefill = self._registry.get(placement.prefill.worker_id, placement.prefill.epoch)
             assert prefill is not None
             request.prefill_ref = prefill.ref
-            for sample in samples:
+            # All samples find the one prompt in the store.
+            for sample in samples if placement.hand_off is HandOff.DIRECT else samples[:1]:
                 request.parts[Phase.PREFILL, sample] = Part(prefill, Phase.PREFILL, sample)
+        state = PartState.HELD if placement.hand_off is HandOff.STORE else PartState.SENT
         for sample in samples:
-            request.parts[phase, sample] = Part(decode, phase, sample)
+            request.parts[phase, sample] = Part(decode, phase, sample, state)
         for part in request.parts.values():
             self.charge(request, part)
         return Recorded(request, replaces)
@@ -265,15 +268,41 @@ class Dispatcher:
         if not self._lease.held:
             raise LeadershipLost("the lease ran out")
         request.move(RequestState.PREFILLING)
-        for part, command in submits(request, self._lease.epoch):
-            if part.state is PartState.LOST or not self._registry.send(part.worker, command):
-                part.state = PartState.LOST
-                part.worker.release(request.key(part.sample))
-                self._verdicts.retry(request, "stream_down", announce=False)
-                return
+        if not self._send(request):
+            return
         if request.path is not Path.PD:
             request.move(RequestState.DECODING)
         self._notify_placed(request)
+
+    def _send(self, request: Request) -> bool:
+        """Submit what is not held; when a stream is down, try elsewhere and return False."""
+        if any(part.state is PartState.LOST for part in request.parts.values()):
+            return self._stream_down(request)
+        for part, command in submits(request, self._lease.epoch):
+            part.sent_s = self._now_s()
+            if not self._registry.send(part.worker, command):
+                part.state = PartState.LOST
+                part.worker.release(request.key(part.sample))
+                return self._stream_down(request)
+        return True
+
+    def _stream_down(self, request: Request) -> bool:
+        self._verdicts.retry(request, "stream_down", announce=False)
+        return False
+
+    def prompt_stored(self, request: Request) -> None:
+        """Submit the unchanged request to its decode worker: its prompt is computed and in the store."""
+        held = [part for part in request.streaming_parts if part.state is PartState.HELD]
+        if not held or request.placing or request.stop_requested or request.terminal:
+            return
+        for part in held:
+            part.state, part.sent_s = PartState.SENT, self._now_s()
+        for part, command in submits(request, self._lease.epoch):
+            if part in held and not self._registry.send(part.worker, command):
+                part.state = PartState.LOST
+                part.worker.release(request.key(part.sample))
+                self._verdicts.retry(request, "stream_down", exclude=[part.worker.worker_id], announce=False)
+                return
 
     def _notify_placed(self, request: Request) -> None:
         decode, prefill = request.decode_ref, request.prefill_ref
@@ -286,7 +315,7 @@ class Dispatcher:
                 rid=request.rid,
                 attempt=request.attempt,
                 path=request.path,
-                hand_off=HandOff.DIRECT if prefill is not None else None,
+                hand_off=request.hand_off_now,
                 decode=decode,
                 prefill=prefill,
                 reason=request.reason,

@@ -6,7 +6,6 @@ from importlib.resources import files
 import msgspec
 
 from contracts import keys
-from contracts.lifecycle import HandOff
 from contracts.resp import Argument, RespConnection, Script
 from contracts.wire import Inflight, encode
 from scheduler.book import Request
@@ -61,7 +60,7 @@ class WriteAhead:
                 attempt=request.attempt,
                 leader_epoch=self._lease.epoch,
                 path=request.path,
-                hand_off=HandOff.DIRECT if request.prefill_ref is not None else None,
+                hand_off=request.hand_off_now,
                 decode=request.decode_ref,
                 prefill=request.prefill_ref,
                 rooms=request.rooms,

@@ -302,6 +302,7 @@ class WorkerRegistry:
         """Take a stream's first report."""
         worker = link.worker
         link.last_heard_s = self._now_s()
+        worker.inventoried_s = link.last_heard_s
         link.leader_epoch_seen = max(link.leader_epoch_seen, inventory.leader_epoch)
         if inventory.worker_epoch != worker.epoch:
             # The process restarted or switched role before its lease says so; discovery brings the new life.

@@ -12,7 +12,7 @@ import structlog
 from redis.asyncio import Redis
 
 from contracts import keys
-from contracts.lifecycle import HandOff, Phase, RequestState
+from contracts.lifecycle import Phase, RequestState
 from contracts.rating import Tokens
 from contracts.settlement import SettlementScripts, actual_usage, outcome_of, usage_event_of
 from contracts.usage import Outcome, UsageEvent
@@ -145,7 +145,7 @@ def usage_event(request: Request, pool: str) -> UsageEvent:
         tokens=tokens,
         reasoning_tokens=sum(part.counts.reasoning_tokens for part in streams if part.counts is not None),
         path=request.path if ran else None,
-        hand_off=HandOff.DIRECT if ran and request.prefill_ref is not None else None,
+        hand_off=request.hand_off_now if ran else None,
         attempts=max(1, request.attempt),
         batch=request.submit.batch,
         stream=request.submit.stream,

@@ -7,12 +7,12 @@ from contracts.parsing import parsing_to_pb
 from contracts.settlement import encode_owner
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_TO_PB, sampling_to_pb
-from scheduler.book import Part, Request
+from scheduler.book import Part, PartState, Request
 from scheduler.worker import Worker
 
 
 def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.ControlCommand]]:
-    """Yield one Submit per part of the current attempt, the decode side first.
+    """Yield one Submit per part of the current attempt that is not held, the decode side first.
 
     The decode side goes first so that its room waits for the KV cache, never the other way round.
     """
@@ -22,6 +22,8 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
     payer = encode_owner(submit.owner)
     prefill = next((part.worker for part in request.side(Phase.PREFILL)), None)
     for part in (*request.streaming_parts, *request.side(Phase.PREFILL)):
+        if part.state is PartState.HELD:
+            continue
         message = pb.Submit(
             id=attempt_id(request, part.sample),
             leader_epoch=leader_epoch,
@@ -40,7 +42,9 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
         if request.delivered:
             message.delivered = request.delivered[part.sample]
             message.delivered_chars = request.delivered_chars[part.sample]
-        if prefill is not None:
+        if request.hand_off_now is not None:
+            message.hand_off = request.hand_off_now.value
+        if prefill is not None and request.hand_off_now is HandOff.DIRECT:
             _rendezvous(message, prefill, request.rooms[part.sample])
         yield part, pb.ControlCommand(submit=message)
 
@@ -56,7 +60,6 @@ def attempt_id(request: Request, sample: int) -> pb.AttemptId:
 
 
 def _rendezvous(message: pb.Submit, prefill: Worker, room: int) -> None:
-    message.hand_off = HandOff.DIRECT.value
     message.bootstrap_host = prefill.registration.bootstrap_host
     message.bootstrap_port = prefill.registration.bootstrap_port
     message.bootstrap_room = room

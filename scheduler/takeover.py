@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from contracts import keys
 from contracts.identity import rid_from_bytes
-from contracts.lifecycle import Phase, RequestState
+from contracts.lifecycle import HandOff, Phase, RequestState
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Inflight, Submit, WorkerRef
 from scheduler.attempts import Attempts
@@ -172,6 +172,7 @@ class Takeover:
         if record.continued and not request.delivered:
             request.delivered = None
         request.decode_ref, request.prefill_ref = record.decode, record.prefill
+        request.hand_off_now = record.hand_off
         if request.state is not RequestState.QUEUED:  # aborted while undecided: end what runs
             request.stop_requested = True
         decode = _Side(request, record.decode, Phase.DECODE if record.prefill else Phase.UNIFIED, self)
@@ -195,6 +196,8 @@ class Takeover:
         if request.stop_requested:
             self._verdicts.stop_parts(request, "aborted")
             return "aborted"
+        if request.hand_off_now is HandOff.STORE and prefill is not None and decode.absent and not decode.all_final:
+            return self._judge_stored(request, decode, prefill)
         if decode.reachable:
             unsent = decode.absent or (prefill is not None and prefill.reachable and prefill.absent)
             if unsent and not decode.all_final:
@@ -212,6 +215,19 @@ class Takeover:
         request.move(RequestState.DECODING)
         self._verdicts.ask_gateway(request, "worker_lost")
         return "asked_gateway"
+
+    def _judge_stored(self, request: Request, decode: "_Side", prefill: "_Side") -> str:
+        """Decide a request of the store hand-off whose decode worker has not heard of it, as far as is known."""
+        if not decode.reachable or request.delivered is None:
+            request.move(RequestState.DECODING)  # it may have streamed, or goes on from what only the gateway knows
+            self._verdicts.ask_gateway(request, "worker_lost" if request.delivered is not None else "leader_changed")
+            return "asked_gateway"
+        if not prefill.reachable or prefill.absent:
+            cause = "not_submitted" if prefill.reachable else "worker_lost"
+            self._verdicts.retry(request, cause)
+            return cause
+        decode.hold(self._dispatcher)  # goes on when the prefill side's report comes, or is among its finals
+        return "adopted"
 
     def _reconcile(self, worker: Worker, inventory: pb.Inventory) -> None:
         self._attempts.reconcile(worker, inventory, undecided=self._undecided)
@@ -241,8 +257,12 @@ class _Side:
             self.finals = [f for f in inventory.finals if self._is_mine(f.id, f.phase)]
             self._running = {r.id.sample for r in inventory.running if self._is_mine(r.id, r.phase)}
         present = self._running | {f.id.sample for f in self.finals}
-        self.absent = len(present) < len(request.samples)
-        self.all_final = len(self.finals) >= len(request.samples) and not any(
+        samples = request.samples
+        if phase is Phase.PREFILL and request.hand_off_now is HandOff.STORE:
+            samples = samples[:1]  # one prompt in the store is enough for all
+        self._samples = samples
+        self.absent = len(present) < len(samples)
+        self.all_final = len(self.finals) >= len(samples) and not any(
             not FINISH_FROM_PB[f.reason].complete for f in self.finals
         )
 
@@ -257,7 +277,7 @@ class _Side:
         """Add the parts to the request; those of an unreachable worker as lost, for it may come back."""
         if self.worker is None:
             return
-        for sample in self._request.samples:
+        for sample in self._samples:
             part = Part(self.worker, self._phase, sample, PartState.LOST)
             self._request.parts[self._phase, sample] = part
             if sample in self._running:
@@ -267,6 +287,13 @@ class _Side:
                 part.state = PartState.SENT
         if self.worker not in self._request.workers:
             self._request.workers.append(self.worker)
+
+    def hold(self, dispatcher: Dispatcher) -> None:
+        """Keep back what was not submitted yet."""
+        for part in self._request.side(self._phase):
+            if part.state is PartState.SENT:
+                part.state = PartState.HELD
+                dispatcher.charge(self._request, part)
 
 
 def _rid_of(kind: str | None, report: pb.ControlReport) -> str:

@@ -209,6 +209,10 @@ class Verdicts:
         """Abort whatever workers still run of the current attempt."""
         if request.placing:
             return
+        for part in request.parts.values():
+            if part.state is PartState.HELD:
+                part.state = PartState.LOST
+                part.worker.release(request.key(part.sample))
         running = {part.worker.worker_id: part.worker for part in request.parts.values() if not part.ended}
         for worker in running.values():
             self._registry.send(worker, abort(request, reason))

@@ -80,8 +80,8 @@ class Engines:
         self.redis_url = redis_url
         self.catalog_file = catalog_file
         self.models_dir = model.parent
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self.prompts = [tokenizer.encode(text).ids for text in TEXTS]
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.prompts = [self.tokenizer.encode(text).ids for text in TEXTS]
 
 
 def tiny_model() -> Path:

@@ -114,6 +114,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.hand_off is None and self.phase is not Phase.UNIFIED
 
     @property
+    def fetches(self) -> bool:
+        """Whether its KV cache comes from, or goes to, a worker that waits for it under the same bootstrap room."""
+        return self.hand_off is HandOff.DIRECT and self.phase is not Phase.UNIFIED
+
+    @property
+    def computes(self) -> bool:
+        """Whether the prompt is computed here, as far as it is not found in a cache or a store."""
+        return self.phase is not Phase.DECODE or self.hand_off is HandOff.STORE
+
+    @property
     def engine_id(self) -> str:
         """Name inside the engine: of fixed length, because SGLang aborts by prefix of the name."""
         return engine_id(self.attempt.rid, self.attempt.attempt, self.attempt.sample)

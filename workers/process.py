@@ -25,7 +25,7 @@ from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
 from workers.assignments import Identity
-from workers.engine import Engine
+from workers.engine import Engine, EngineFacts
 from workers.engines.faults import Faults
 from workers.engines.sglang_options import SglangOptions
 from workers.engines.timed import TimedEngine
@@ -39,6 +39,8 @@ from workers.roles import RestartNeeded
 from workers.server import WorkerServer
 from workers.settings import Settings
 from workers.spans import Spans
+from workers.store_sweeper import StoreSweeper
+from workers.stores import store_options_of, sweeper_of, timed_store_of
 
 log = structlog.get_logger()
 
@@ -56,7 +58,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None
 
 
-def build_engine(settings: Settings, catalog: Catalog, kv: KvTable) -> Engine:
+def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, *, revision: str) -> Engine:
     """Return the configured engine. For sglang this spawns its processes and loads the model."""
     if settings.engine == "timed":
         faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
@@ -67,16 +69,18 @@ def build_engine(settings: Settings, catalog: Catalog, kv: KvTable) -> Engine:
             hand_off_timeout_s=settings.hand_off_timeout_s,
             switch_s=settings.switch_ms / 1000,
             restart_s=settings.restart_ms / 1000,
+            hand_off=settings.hand_off,
+            store=timed_store_of(settings, revision),
             faults=faults,
             kv=kv,
         )
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
     from workers.engines.sglang import SglangEngine  # noqa: PLC0415
 
-    return SglangEngine(sglang_options_of(settings, catalog), kv)
+    return SglangEngine(sglang_options_of(settings, catalog, revision=revision), kv)
 
 
-def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
+def sglang_options_of(settings: Settings, catalog: Catalog, *, revision: str = "") -> SglangOptions:
     """Return the sglang engine's part of the settings.
 
     Raises:
@@ -119,6 +123,7 @@ def sglang_options_of(settings: Settings, catalog: Catalog) -> SglangOptions:
             name: str(Path(settings.model_path).parent / folder)
             for name, folder in catalog.adapters_of(settings.pool).items()
         },
+        store=store_options_of(settings, revision),
         further=further,
         variables=variables,
     )
@@ -187,6 +192,7 @@ async def serve(
     heartbeat = Heartbeat(redis, registration_of(settings, server, catalog, address=address, revision=revision))
     server.condition.on_change = heartbeat.renew_soon
     _observe_load(telemetry, server, settings)
+    sweeper = sweeper_of(settings)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -194,7 +200,7 @@ async def serve(
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
         try:
-            await _run_until(stop, server, heartbeat, recorder, telemetry.instruments)
+            await _run_until(stop, server, heartbeat, recorder, telemetry.instruments, sweeper)
         except* RestartNeeded as needed:
             why = _first(needed)
             ending = Ending(status=EXIT_RESTART, role=why.role)
@@ -212,12 +218,19 @@ async def serve(
 
 
 async def _run_until(
-    stop: asyncio.Event, server: WorkerServer, heartbeat: Heartbeat, recorder: Recorder, instruments: Instruments
+    stop: asyncio.Event,
+    server: WorkerServer,
+    heartbeat: Heartbeat,
+    recorder: Recorder,
+    instruments: Instruments,
+    sweeper: StoreSweeper | None,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         await heartbeat.claim()
         running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
         running.append(tasks.create_task(watch_loop_lag(instruments)))
+        if sweeper is not None:
+            running.append(tasks.create_task(sweeper.run()))
         await stop.wait()
         log.info("worker_stops", running=len(server.assignments))
         running[1].cancel()
@@ -274,13 +287,17 @@ def registration_of(
             zone=settings.zone,
             hash_format=HASH_FORMAT if facts.tells_blocks else "",
             node=settings.node or socket.gethostname(),
-            capabilities=("probe", *(f"switch_{role}" for role in sorted(facts.switch_roles))),
+            capabilities=("probe", *(f"switch_{role}" for role in sorted(_roles_to_take(facts, condition.role)))),
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             kv_used=min(1.0, load.kv_used_tokens / facts.kv_capacity_tokens),
         )
 
     return registration
+
+
+def _roles_to_take(facts: EngineFacts, role: Role) -> frozenset[Role]:
+    return frozenset(Role) - {role} if facts.role_is_label else facts.switch_roles
 
 
 def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings) -> None:
@@ -305,7 +322,7 @@ def main() -> None:
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
     kv = KvTable(revision)
-    engine = build_engine(settings, catalog, kv)
+    engine = build_engine(settings, catalog, kv, revision=revision)
     try:
         ending = uvloop.run(serve(settings, engine, catalog, kv, revision=revision, started_unix_ms=started_unix_ms))
     except OSError as error:

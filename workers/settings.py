@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from contracts.environment import RedisUrl
-from contracts.lifecycle import HandOff, Role
+from contracts.lifecycle import HandOff, Role, StoreKind
 from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -30,6 +30,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: Port = 0  # 0 = a free one
     hand_off: HandOff = HandOff.DIRECT
+    store: StoreKind = StoreKind.FILE  # with `hand_off` store: where KV pages go
+    store_dir: str = ""  # file: the folder that all workers of this machine share
+    store_max_bytes: Annotated[int, msgspec.Meta(ge=2**20)] = 8 * 2**30  # file: bound of that folder
+    store_master: str = ""  # mooncake: host:port of its master
+    store_protocol: Literal["tcp", "rdma"] = "tcp"
+    store_segment_bytes: Annotated[int, msgspec.Meta(ge=2**24)] = 2**30  # mooncake: memory that this worker lends
     hand_off_timeout_s: Positive = 5.0  # timed engine: from the end of prefill
     peer_timeout_s: Positive = 60.0  # sglang: whole wait for the other side of a hand-off, its queue included
     max_total_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # KV capacity; 0 = the engine's own default

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from contracts.lifecycle import Path
+from contracts.lifecycle import HandOff, Path
 from scheduler.policy.cluster import ClusterView, Limits, RequestView, WorkerView
 
 
@@ -31,6 +31,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     decode: WorkerView
     prefill: WorkerView | None
     reason: Reason
+    hand_off: HandOff | None = None
+    """How the KV cache gets from one to the other; None on a unified worker."""
 
 
 class NoPlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,13 @@ def place(request: RequestView, cluster: ClusterView, limits: Limits) -> Placeme
     if pair.decode is not None and pair.prefill is not None:
         if unified is not None and request.prompt_tokens <= limits.unified_up_to_tokens:
             return Placement(path=Path.UNIFIED, decode=unified, prefill=None, reason=Reason.SHORT_PROMPT)
-        return Placement(path=Path.PD, decode=pair.decode, prefill=pair.prefill, reason=Reason.LEAST_LOADED_PAIR)
+        return Placement(
+            path=Path.PD,
+            decode=pair.decode,
+            prefill=pair.prefill,
+            reason=Reason.LEAST_LOADED_PAIR,
+            hand_off=request.hand_off,
+        )
     if unified is not None:
         if not pairs_exist:
             return Placement(path=Path.UNIFIED, decode=unified, prefill=None, reason=Reason.UNIFIED_POOL)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from contracts.lifecycle import Path, Role
+from contracts.lifecycle import HandOff, Path, Role
 from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, WorkerView
@@ -126,11 +126,12 @@ def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, out
     done sooner here; and when the pair would be late and it would be less so. All others take the pair.
     """
     promised = request.num_samples * (request.prompt_tokens + min(request.max_tokens, outlook.promised_output_tokens))
-    unified = _pick(_unified(request, cluster.unified, limits, outlook, promised), limits, outlook)
+    whole = _whole_workers(request, cluster)
+    unified = _pick(_unified(request, whole, limits, outlook, promised), limits, outlook)
     pairs = bool(cluster.prefill and cluster.decode)
     if not pairs or (outlook.background and cluster.unified):
         if unified is None:
-            return NotScored(reason=_why(request, cluster.unified, promised), short_of=Role.UNIFIED)
+            return NotScored(reason=_why(request, whole, promised), short_of=Role.UNIFIED)
         return _on_unified(unified, Reason.UNIFIED_POOL, promised, outlook)
     pair = _pair(request, cluster, limits, outlook, promised)
     if unified is not None:
@@ -138,10 +139,21 @@ def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, out
         if why is not None:
             return _on_unified(unified, why, promised, outlook)
     if isinstance(pair, NotScored):
-        other = _why(request, cluster.unified, promised)
+        other = _why(request, whole, promised)
         if HOPE.index(other) < HOPE.index(pair.reason):  # what may still come from a unified worker decides
             return NotScored(reason=other, short_of=Role.UNIFIED)
     return pair
+
+
+def _whole_workers(request: RequestView, cluster: ClusterView) -> Sequence[WorkerView]:
+    """Return the workers that may do both phases of a request.
+
+    With the store a role is a label: when one side of the pairs is gone, the other does its work as well.
+    """
+    sides = (cluster.prefill, cluster.decode)
+    if request.hand_off is not HandOff.STORE or all(any(w.ready for w in side) for side in sides):
+        return cluster.unified
+    return cluster.workers
 
 
 def _why_unified(
@@ -196,6 +208,7 @@ def _pair(
         path=Path.PD,
         decode=decode.worker,
         prefill=prefill.worker,
+        hand_off=request.hand_off,
         reason=Reason.LEAST_LOADED_PAIR,
         cached_tokens=prefill.cached,
         promised_kv_tokens=promised,

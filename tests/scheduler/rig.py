@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from contracts import keys
 from contracts.identity import new_rid
-from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
 from contracts.rating import Price
 from contracts.resp import redis_client
@@ -347,6 +347,8 @@ class Rig:
             latency,
             faults=faults,
             hand_off_timeout_s=facts.pop("hand_off_timeout_s", 5.0),
+            hand_off=facts.pop("hand_off", HandOff.DIRECT),
+            store=facts.pop("store", None),
             switch_s=0.01,
             restart_s=0.05,
         )

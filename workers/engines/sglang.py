@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,11 @@ import structlog
 
 from contracts.identity import new_room
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
-from contracts.wire import unpack_ids
-from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
+from contracts.wire import Counts, Stages, unpack_ids
+from workers.engine import End, EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
+from workers.engines.continued_text import ContinuedText
 from workers.engines.pieces import Pieces
-from workers.engines.sglang_answer import Answer, sampling_params
+from workers.engines.sglang_answer import ONE_TOKEN, Answer, sampling_params
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
 from workers.engines.sglang_kv import KvFeed, page_fits
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
@@ -71,7 +73,9 @@ class SglangEngine:
         sglang_parsers.check_names(options)
         self._options = options
         self._feed = KvFeed(kv, Path(self._scratch))
-        self._port = (options.bootstrap_port or _free_port()) if options.role is not Role.UNIFIED else 0
+        self._hand_off = HandOff.STORE if options.store is not None else HandOff.DIRECT
+        has_peers = options.role is not Role.UNIFIED and options.store is None
+        self._port = (options.bootstrap_port or _free_port()) if has_peers else 0
         self._engine = sglang.Engine(
             **arguments(
                 options, accelerator=self._accelerator, bootstrap_port=self._port, kv_events=self._feed.address
@@ -86,6 +90,7 @@ class SglangEngine:
         self._no_peer = FAKE_BOOTSTRAP_HOST
         self._facts = self._read_facts()
         self._vocabulary = int(self._tm.model_config.vocab_size)
+        self._end_tokens = {*(self._tm.model_config.hf_eos_token_id or ()), self._tm.tokenizer.eos_token_id}
         self._jobs: dict[str, Job] = {}
         self._aborting: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -125,11 +130,11 @@ class SglangEngine:
         """Check what SGLang would fail on late or die of, then start the request."""
         if self._tasks is None:
             raise Refusal("unhealthy", "the engine does not run")
-        prompt = unpack_ids(job.prompt)
-        self._check(job, prompt)
+        ids = unpack_ids(job.input)
+        self._check(job, ids)
         anatomy = self._parsers.anatomy(job, self._tm.tokenizer)
         self._jobs[job.engine_id] = job
-        self._tasks.create_task(self._serve(job, prompt, outlet, anatomy))
+        self._tasks.create_task(self._serve(job, ids, outlet, anatomy))
 
     def abort(self, job: Job) -> None:
         """Ask SGLang to abort; the caller repeats it, since one in the instant of submission is lost."""
@@ -190,29 +195,61 @@ class SglangEngine:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _check(self, job: Job, prompt: list[int]) -> None:
-        total = len(prompt) + job.sampling.max_tokens
+    def _check(self, job: Job, ids: list[int]) -> None:
+        total = job.num_prompt_tokens + job.sampling.max_tokens
         limit = min(self._facts.context_tokens, self._facts.kv_capacity_tokens)
         if total > limit:
             raise Refusal("bad_request", f"prompt and max_tokens are {total} tokens; this worker takes {limit}")
-        if max(prompt) >= self._vocabulary:
-            raise Refusal("bad_request", f"token id {max(prompt)} is outside the vocabulary of {self._vocabulary}")
-        if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not HandOff.DIRECT:
+        if max(ids) >= self._vocabulary:
+            raise Refusal("bad_request", f"token id {max(ids)} is outside the vocabulary of {self._vocabulary}")
+        if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not self._hand_off:
             raise Refusal("bad_request", f"this worker has no hand-off {job.hand_off}")
         if job.sampling.min_p and not self._accelerator:
             # With seeds, which the CPU profile always gives, SGLang's scheduler dies of min_p.
             raise bad("min_p", "it is not available without an accelerator")
-        if job.delivered:
-            raise Refusal("bad_request", "continuations are not available")
         check_features(job, vocabulary=self._vocabulary, parsers=self._parsers.PARSERS, adapters=self._options.adapters)
 
-    async def _serve(self, job: Job, prompt: list[int], outlet: Outlet, anatomy: "Anatomy") -> None:
+    async def _serve(self, job: Job, ids: list[int], outlet: Outlet, anatomy: "Anatomy") -> None:
         answer = Answer(job)
-        request = self._request_type(
+        pieces = self._pieces(job, ids, anatomy)
+        error = ""
+        try:
+            if (over := self._already_over(job, ids)) is not None:
+                self._end_at_once(job, pieces, outlet, over)
+                return
+            pieces.replay(outlet)
+            async for out in self._tm.generate_request(self._request(job, ids, anatomy)):
+                text, new = answer.take(out)
+                tells = job.phase is not Phase.PREFILL and (new or text)
+                if tells and not pieces.put(outlet, text, new, out["meta_info"]):
+                    self.abort(job)
+            pieces.finish(outlet)
+        except asyncio.CancelledError:
+            self._aborting.add(job.engine_id)
+            raise
+        except Exception as failure:  # noqa: BLE001 - the edge to the engine: whatever it raises ends one request
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning("engine_request_failed", error=error)
+        finally:
+            if job.engine_id in self._jobs:
+                self._end(job, answer, outlet, error, pieces)
+
+    def _request(self, job: Job, ids: list[int], anatomy: "Anatomy") -> Any:
+        if job.phase is Phase.PREFILL and job.hand_off is HandOff.STORE:
+            return self._request_type(
+                rid=job.engine_id,
+                input_ids=ids,
+                sampling_params=dict(ONE_TOKEN),
+                lora_path=job.adapter or None,
+                stream=True,
+                log_metrics=False,
+                cache_salt=job.cache_salt or None,
+            )
+        return self._request_type(
             rid=job.engine_id,
-            input_ids=prompt,
+            input_ids=ids,
             sampling_params={
-                **sampling_params(job.sampling),
+                **sampling_params(job.sampling, num_delivered=job.num_delivered),
                 **feature_params(job.sampling, sample=job.attempt.sample),
                 **anatomy.params,
             },
@@ -224,25 +261,37 @@ class SglangEngine:
             **logprob_arguments(job.sampling),
             **self._pairing(job),
         )
-        pieces = Pieces(job, anatomy.parser, self._token_bytes.of)
-        error = ""
-        try:
-            async for out in self._tm.generate_request(request):
-                text, ids = answer.take(out)
-                if job.phase is not Phase.PREFILL and (ids or text):
-                    pieces.put(outlet, text, ids, out["meta_info"])
-            pieces.finish(outlet)
-        except asyncio.CancelledError:
-            self._aborting.add(job.engine_id)
-            raise
-        except Exception as failure:  # noqa: BLE001 - the edge to the engine: whatever it raises ends one request
-            error = f"{type(failure).__name__}: {failure}"
-            log.warning("engine_request_failed", error=error)
-        finally:
-            self._end(job, answer, outlet, error, reasoning_tokens=pieces.reasoning_tokens)
+
+    # -- continuations ---------------------------------------------------------------------------------
+
+    def _pieces(self, job: Job, ids: list[int], anatomy: "Anatomy") -> Pieces:
+        continued: ContinuedText | None = None
+        if job.delivered and job.phase is not Phase.PREFILL:
+            skip = bool(anatomy.params.get("skip_special_tokens", True))
+            decode = partial(self._tm.tokenizer.decode, skip_special_tokens=skip)
+            continued = ContinuedText(job, ids[: job.num_prompt_tokens], ids[job.num_prompt_tokens :], decode)
+        return Pieces(job, anatomy.parser, self._token_bytes.of, continued)
+
+    def _already_over(self, job: Job, ids: list[int]) -> FinishReason | None:
+        """Return how an answer ended of which only the end was lost; None when there is more of it to make."""
+        if not job.delivered:
+            return None
+        ends = set() if job.sampling.ignore_eos else self._end_tokens
+        if ids[-1] in ends or ids[-1] in job.sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if job.num_delivered >= job.sampling.max_tokens else None
+
+    def _end_at_once(self, job: Job, pieces: Pieces, outlet: Outlet, reason: FinishReason) -> None:
+        if job.phase is not Phase.PREFILL:
+            pieces.replay(outlet)
+            pieces.finish_early(outlet, complete=reason is FinishReason.STOP)
+        del self._jobs[job.engine_id]
+        self._aborting.discard(job.engine_id)
+        reason = FinishReason.STOP if job.phase is Phase.PREFILL else reason
+        outlet.end(End(reason=reason, counts=Counts(), stages=Stages()))
 
     def _pairing(self, job: Job) -> dict[str, Any]:
-        if job.phase is Phase.UNIFIED:
+        if job.phase is Phase.UNIFIED or self._hand_off is HandOff.STORE:
             return {}
         if job.peerless:
             return {"bootstrap_host": self._no_peer, "bootstrap_port": self._port, "bootstrap_room": new_room()}
@@ -252,11 +301,11 @@ class SglangEngine:
             "bootstrap_room": job.bootstrap_room,
         }
 
-    def _end(self, job: Job, answer: Answer, outlet: Outlet, error: str, *, reasoning_tokens: int) -> None:
-        end = answer.end(abort_asked=job.engine_id in self._aborting, error=error)
-        if reasoning_tokens:
+    def _end(self, job: Job, answer: Answer, outlet: Outlet, error: str, pieces: Pieces) -> None:
+        end = answer.end(abort_asked=job.engine_id in self._aborting, error=error, stopped_by=pieces.stopped_by)
+        if pieces.reasoning_tokens:
             end = msgspec.structs.replace(
-                end, counts=msgspec.structs.replace(end.counts, reasoning_tokens=reasoning_tokens)
+                end, counts=msgspec.structs.replace(end.counts, reasoning_tokens=pieces.reasoning_tokens)
             )
         del self._jobs[job.engine_id]
         self._aborting.discard(job.engine_id)
@@ -281,13 +330,18 @@ class SglangEngine:
             page_size=int(arguments_in_force.page_size or 1),
             tp_size=int(arguments_in_force.tp_size),
             dp_size=int(arguments_in_force.dp_size),
-            transfer_backend=str(arguments_in_force.disaggregation_transfer_backend),
+            transfer_backend=(
+                f"store:{self._options.store.kind}"
+                if self._options.store is not None
+                else str(arguments_in_force.disaggregation_transfer_backend)
+            ),
             bootstrap_host=self._options.bootstrap_host if is_prefill else "",
             bootstrap_port=self._port if is_prefill else 0,
             kv_capacity_tokens=int(info["max_total_num_tokens"]),
             max_running=int(arguments_in_force.max_running_requests or 256),
             context_tokens=int(self._tm.context_len),
-            hand_offs=(HandOff.DIRECT,),
+            hand_offs=(self._hand_off,),
+            role_is_label=self._hand_off is HandOff.STORE,
             slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
             tells_blocks=page_fits(int(arguments_in_force.page_size or 1)),
             switch_roles=(

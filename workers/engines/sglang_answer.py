@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from contracts.lifecycle import FinishReason, Phase
+from contracts.lifecycle import FinishReason, HandOff, Phase
 from contracts.wire import Counts, Sampling, Stages
 from workers.engine import End, Job
 
@@ -22,11 +22,17 @@ _NAMES = {
 }
 
 
-def sampling_params(sampling: Sampling) -> dict[str, Any]:
-    """Return SGLang's sampling parameters; what is None stays with its defaults."""
+ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True}
+"""Sampling parameters of a prompt that is only computed: hand-off by the store. The token is discarded."""
+
+
+def sampling_params(sampling: Sampling, *, num_delivered: int = 0) -> dict[str, Any]:
+    """Return SGLang's sampling parameters for the tokens after the delivered ones; None stays with its defaults."""
     given = {theirs: getattr(sampling, ours) for ours, theirs in _NAMES.items()}
     params = {name: value for name, value in given.items() if value is not None}
-    params |= {"max_new_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
+    params |= {"max_new_tokens": sampling.max_tokens - num_delivered, "ignore_eos": sampling.ignore_eos}
+    if num_delivered:
+        params.pop("min_new_tokens", None)  # reached: otherwise the answer is not continued
     if sampling.stop:
         params["stop"] = list(sampling.stop)
     return params
@@ -58,8 +64,13 @@ class Answer:
         self._num_tokens += len(ids)
         return out.get("text") or "", ids
 
-    def end(self, *, abort_asked: bool, error: str = "") -> End:
-        """Return the End for what came last; `error` = the request broke off with it."""
+    def end(self, *, abort_asked: bool, error: str = "", stopped_by: str = "") -> End:
+        """Return the End for what came last.
+
+        `error`: the request broke off with it. `stopped_by`: a stop string that the engine could not see.
+        """
+        if stopped_by and not error:
+            return self._made(FinishReason.STOP, matched_stop=stopped_by)
         finish = self._meta.get("finish_reason") or {}
         kind = finish.get("type", "")
         if error or kind not in ("stop", "length"):
@@ -78,13 +89,14 @@ class Answer:
             return FinishReason.ERROR
         # Before the first token of a decode side, and on a prefill side, only the hand-off can fail.
         waits_for_peer = self._job.phase is Phase.PREFILL or (self._job.phase is Phase.DECODE and not self._num_tokens)
-        return FinishReason.HAND_OFF if waits_for_peer else FinishReason.ERROR
+        has_peer = self._job.hand_off is HandOff.DIRECT
+        return FinishReason.HAND_OFF if waits_for_peer and has_peer else FinishReason.ERROR
 
     def _made(self, reason: FinishReason, *, error: str = "", matched_stop: str = "") -> End:
         return End(reason=reason, counts=self._counts(), stages=self._stages(), error=error, matched_stop=matched_stop)
 
     def _counts(self) -> Counts:
-        meta, prompt_tokens = self._meta, self._job.num_prompt_tokens
+        meta, prompt_tokens = self._meta, self._job.num_input_tokens
         if self._job.phase is not Phase.DECODE and not self._prefilled:
             prompt_tokens = 0  # nothing says how far an aborted prompt got
         completion_tokens = max(self._num_tokens, int(meta.get("completion_tokens") or 0))

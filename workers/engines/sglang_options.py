@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from contracts.lifecycle import Role
+from workers.engines.sglang_store import StoreOptions, store_arguments, store_environment
 
 CPU_FOLDER = Path(__file__).parent / "sglang_cpu"
 UNPINNED_VARIABLE = "PDGATE_SGLANG_UNPINNED"
@@ -38,6 +39,7 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_parsers: frozenset[str] = frozenset()  # of the pool's models
     reasoning_parser: str = ""  # of the pool's models; grammars wait for the end of the reasoning
     adapters: Mapping[str, str] = msgspec.field(default_factory=dict)  # LoRA: folder by the engine's name for it
+    store: StoreOptions | None = None  # hand-off by the store; None = direct
     further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)  # of the environment, of a profile
 
@@ -55,6 +57,8 @@ def environment(options: SglangOptions, *, accelerator: bool, inherited: Mapping
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": timeout_s,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": timeout_s,
     }
+    if options.store is not None:
+        variables |= store_environment(options.store, accelerator=accelerator)
     if accelerator:
         return variables
     path = [str(CPU_FOLDER), *filter(None, [inherited.get("PYTHONPATH", "")])]
@@ -123,6 +127,8 @@ def _of_events(address: str) -> dict[str, Any]:
 
 
 def _of_role(options: SglangOptions, *, accelerator: bool, bootstrap_port: int) -> dict[str, Any]:
+    if options.store is not None:
+        return store_arguments(options.store, accelerator=accelerator)
     if options.role is Role.UNIFIED:
         return {}
     chosen: dict[str, Any] = {

@@ -23,10 +23,10 @@ from workers.engines.prefix_cache import PrefixCache
 from workers.engines.timed_details import check_details, detailed
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
 from workers.engines.timed_request import TimedRequest
+from workers.engines.timed_store import PAGE_TOKENS, TimedStore
 from workers.engines.timed_text import NO_KV, kv_of
 from workers.kv_table import KvTable
 
-PAGE_TOKENS = 16
 CHUNK_TOKENS = 2048
 RESERVED_OUTPUT_TOKENS = 256  # room that admission keeps for an answer; more is taken as it grows
 MAX_WAITING = 2048
@@ -45,10 +45,16 @@ class TimedEngine:
         hand_off_timeout_s: float = 5.0,
         switch_s: float = 0.1,
         restart_s: float = 5.0,
+        hand_off: HandOff = HandOff.DIRECT,
+        store: TimedStore | None = None,
         faults: Faults | None = None,
         kv: KvTable | None = None,
     ) -> None:
+        """With a `store` and `hand_off` direct both hand-offs are offered."""
         self.num_steps = 0
+        self._hand_offs = (HandOff.DIRECT, HandOff.STORE) if store and hand_off is HandOff.DIRECT else (hand_off,)
+        self._label_only = hand_off is HandOff.STORE
+        self._store = store or TimedStore("") if HandOff.STORE in self._hand_offs else None
         self._latency = latency
         self._host = bootstrap_host
         self._port = bootstrap_port
@@ -99,7 +105,7 @@ class TimedEngine:
         if self._server is not None:
             self._server.close()
             self._server = None
-        if role is Role.PREFILL:
+        if role is Role.PREFILL and not self._label_only:
             self._server = await self._loop.create_server(
                 lambda: Wire(self._on_ask, self._on_asker_lost), self._host, self._port
             )
@@ -119,15 +125,16 @@ class TimedEngine:
             tp_size=1,
             dp_size=1,
             transfer_backend="timed",
-            bootstrap_host=self._host if role is Role.PREFILL else "",
-            bootstrap_port=self._port if role is Role.PREFILL else 0,
+            bootstrap_host=self._host if self._server is not None else "",
+            bootstrap_port=self._port if self._server is not None else 0,
             kv_capacity_tokens=self._latency.kv_capacity_tokens,
             max_running=self._latency.max_running,
             context_tokens=self._latency.kv_capacity_tokens,
-            hand_offs=(HandOff.DIRECT,),
+            hand_offs=self._hand_offs,
             latency=self._latency,
             slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
-            switch_roles=frozenset(Role) - {role},
+            switch_roles=frozenset(Role) - {role} if not self._label_only else frozenset(),
+            role_is_label=self._label_only,
             tells_blocks=self._kv is not None,
         )
 
@@ -149,7 +156,7 @@ class TimedEngine:
     def submit(self, job: Job, outlet: Outlet) -> None:
         """Queue a job."""
         request = TimedRequest(job, detailed(job, outlet), accepted_s=self._loop.time())
-        if job.phase is not Phase.UNIFIED and not job.peerless and job.hand_off is not HandOff.DIRECT:
+        if job.hand_off is not None and job.hand_off not in self._hand_offs:
             raise Refusal("bad_request", f"the timed engine has no hand-off {job.hand_off}")
         if job.adapter:
             raise Refusal("bad_request", "'model': the simulated engine has no adapters")
@@ -161,10 +168,10 @@ class TimedEngine:
             raise Refusal("full", f"{MAX_WAITING} requests wait")
         self._requests[job.engine_id] = request
         self._waiting.append(request)
-        if job.phase is Phase.PREFILL and not job.peerless:
+        if job.phase is Phase.PREFILL and job.fetches:
             self._rooms[job.bootstrap_room] = request
         self._admit()
-        if request.kv == 0 and job.phase is Phase.DECODE and not job.peerless:
+        if request.kv == 0 and job.phase is Phase.DECODE and job.fetches:
             self._tell_prefill(request, Kind.WAITING)
         self._wake.set()
 
@@ -220,7 +227,8 @@ class TimedEngine:
         ms = 0.0
         if prompt is not None:
             prompt.start(self._loop.time())
-            ms += self._latency.prefill.ms(chunk, prompt.num_prompt - prompt.uncomputed)
+            ms += self._latency.prefill.ms(chunk, prompt.num_prompt - prompt.uncomputed) + prompt.load_ms
+            prompt.load_ms = 0.0
         if self._running:
             ms += self._latency.decode.step_ms(len(self._running), self._kv_used)
         return ms
@@ -249,10 +257,13 @@ class TimedEngine:
         self._end(request, request.reason)
 
     def _computed(self, request: TimedRequest) -> None:
-        self._cache.add(request.job.input, request.job.cache_salt)
+        job = request.job
+        self._cache.add(job.input, job.cache_salt)
+        if self._store is not None:
+            self._store.add(job.input, job.cache_salt)
         request.computed = True
-        if request.job.phase is Phase.UNIFIED:
-            self._begin(request, kv_of(request.job.prompt))
+        if job.phase is not Phase.PREFILL:
+            self._begin(request, kv_of(job.prompt) if request.intact else NO_KV)
             return
         request.prefilled(self._loop.time())
         self._hand_over(request)
@@ -283,17 +294,27 @@ class TimedEngine:
             self._cache.shrink_to(capacity - self._kv_used)
             if request.begun:
                 self._running.append(request)
-            elif request.job.phase is Phase.DECODE and request.job.peerless:
-                request.start(self._loop.time())
-                self._begin(request, NO_KV)
-            elif request.job.phase is Phase.DECODE:
+            elif request.job.computes:
+                self._look_up(request)
+                self._prompts.append(request)
+            elif request.job.fetches:
                 request.start(self._loop.time())
                 self._fetching[request.job.bootstrap_room] = request
                 self._tell_prefill(request, Kind.READY)
             else:
-                request.uncomputed -= self._cache.match(request.job.input, request.job.cache_salt)
-                request.cached = request.num_prompt - request.uncomputed
-                self._prompts.append(request)
+                request.start(self._loop.time())
+                self._begin(request, NO_KV)
+
+    def _look_up(self, request: TimedRequest) -> None:
+        """Find what is computed already, here or in the store."""
+        job = request.job
+        request.cached = self._cache.match(job.input, job.cache_salt)
+        if self._store is not None:
+            stored, intact = self._store.match(job.input, job.cache_salt)
+            if stored > request.cached:
+                request.load_ms = request.transfer_ms = self._latency.transfer.ms(stored - request.cached)
+                request.cached, request.intact = stored, intact and not self._faults.has(DROP_KV)
+        request.uncomputed = request.num_prompt - request.cached
 
     def _retract(self, request: TimedRequest) -> None:
         self._running.remove(request)
@@ -318,7 +339,7 @@ class TimedEngine:
             self._prompts.remove(request)
         elif request in self._waiting:
             self._waiting.remove(request)
-        if job.peerless:
+        if not job.fetches:
             pass
         elif job.phase is Phase.DECODE and not request.begun:
             self._fetching.pop(job.bootstrap_room, None)
@@ -336,7 +357,7 @@ class TimedEngine:
 
     def _hand_over(self, request: TimedRequest) -> None:
         """Send the KV cache when the prompt is computed and the decode side has room."""
-        if request.job.peerless:
+        if not request.job.fetches:
             self._end(request, FinishReason.STOP)
             return
         room = request.job.bootstrap_room
@@ -411,7 +432,7 @@ class TimedEngine:
     def _on_peer_down(self, address: Address) -> None:
         for request in list(self._requests.values()):
             job = request.job
-            fetches = job.phase is Phase.DECODE and not request.begun and not job.peerless
+            fetches = job.phase is Phase.DECODE and not request.begun and job.fetches
             if fetches and (job.bootstrap_host, job.bootstrap_port) == address:
                 self._end(request, FinishReason.HAND_OFF, "the prefill worker is gone", tell_peer=False)
 

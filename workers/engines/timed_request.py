@@ -17,14 +17,17 @@ class TimedRequest:
     __slots__ = (
         "_accepted_s", "_computed_s", "_first_token_s", "_held", "_ids_held", "_matched", "_max_position",
         "_min_position", "_outlet", "_position", "_started_s", "_state", "_stops", "_stops_at", "_timer", "begun",
-        "cached", "computed", "job", "kv", "num_prompt", "open", "reason", "transfer_from_s", "transfer_ms",
+        "cached", "computed", "intact", "job", "kv", "load_ms", "num_prompt", "open", "reason", "transfer_from_s",
+        "transfer_ms",
         "uncomputed",
     )  # fmt: skip
 
     def __init__(self, job: Job, outlet: Outlet, *, accepted_s: float) -> None:
         self.job = job
         self.num_prompt = job.num_input_tokens
-        self.uncomputed = self.num_prompt if job.phase is not Phase.DECODE else 0
+        self.uncomputed = self.num_prompt if job.computes else 0
+        self.load_ms = 0.0  # getting pages from the store; becomes part of the next step
+        self.intact = True  # what the store gave was what it said
         self.cached = 0
         self.computed = False
         self.begun = False  # the first token was made
@@ -150,7 +153,7 @@ class TimedRequest:
 
     def _counts(self) -> Counts:
         prompt = self.num_prompt
-        if self.job.phase is not Phase.DECODE:
+        if self.job.computes:
             prompt -= self.uncomputed
             if not self._started_s:
                 prompt = 0
@@ -158,7 +161,7 @@ class TimedRequest:
 
     def _stages(self, now_s: float) -> Stages:
         started_s = self._started_s or now_s
-        computing_from_s = self._first_token_s if self.job.phase is Phase.DECODE else started_s
+        computing_from_s = started_s if self.job.computes else self._first_token_s
         computed_s = self._computed_s or now_s
         return Stages(
             queue_ms=(started_s - self._accepted_s) * 1000,

@@ -15,6 +15,7 @@ import torch
 
 UNPINNED_VARIABLE = "PDGATE_SGLANG_UNPINNED"
 FAULTS_VARIABLE = "PDGATE_SGLANG_FAULTS_FILE"
+STORE_VARIABLE = "PDGATE_SGLANG_STORE"
 DROP_KV = "drop_kv"
 _U32 = 0xFFFFFFFF
 
@@ -33,6 +34,10 @@ def activate() -> None:
     HookRegistry.register("sglang.kernels.ops.sampling.murmur_hash.murmur_hash32", murmur_hash32, HookType.REPLACE)
     if UNPINNED_VARIABLE in os.environ:
         _never_pin()
+    if STORE_VARIABLE in os.environ:
+        import pdgate_sglang_hicache  # noqa: PLC0415 - it needs a folder on the path, as this module does
+
+        pdgate_sglang_hicache.install(_kv_is_dropped)
     if FAULTS_VARIABLE in os.environ:
         sender = f"{disaggregation}.mooncake.conn.MooncakeKVManager.send_kvcache"
         HookRegistry.register(sender, _droppable, HookType.AROUND)
@@ -63,11 +68,14 @@ def _never_pin() -> None:
 
 def _droppable(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Send the KV payload, unless the control file says that it gets lost; 0 = sent."""
+    return 0 if _kv_is_dropped() else original(*args, **kwargs)
+
+
+def _kv_is_dropped() -> bool:
     try:
-        faults = Path(os.environ[FAULTS_VARIABLE]).read_text().split()
-    except FileNotFoundError:
-        faults = []
-    return 0 if DROP_KV in faults else original(*args, **kwargs)
+        return DROP_KV in Path(os.environ[FAULTS_VARIABLE]).read_text().split()
+    except (KeyError, FileNotFoundError):
+        return False
 
 
 def _with_seeds(info: Any, cls: type, batch: Any, *args: Any, **kwargs: Any) -> Any:
