@@ -1,16 +1,19 @@
 """What the timed engine says besides text: the same under a pair as alone, or refused by name."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contracts.lifecycle import FinishReason, Phase, Role
 from contracts.parsing import Grammar, Parsing
 from contracts.wire import Attempt
 from tests.workers.peers import Gateway, Leader, new_attempt, running_worker, submit_of, timed_pair
 from workers.engines.timed_details import CALL_TOKENS, REASONING_TOKENS
-from workers.engines.timed_text import expected_ids, expected_text, expected_words
+from workers.engines.timed_text import expected_ids, expected_text, expected_words, safe_split
 
 PROMPT = [5, 6, 7]
 TOOLS = json.dumps([{"type": "function", "function": {"name": name}} for name in ("first", "second")])
@@ -103,3 +106,32 @@ async def test_what_needs_a_model_is_refused_by_name(fields, named):
         await leader.close()
     assert rejected.code == "bad_request"
     assert rejected.message.startswith(f"'{named}': ")
+
+
+@given(
+    st.text("ab€", max_size=12),
+    st.lists(st.text("ab€", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 12), max_size=4),
+)
+def test_a_stop_string_is_found_and_held_back_wherever_the_text_is_cut(text, stops, cuts):
+    """Against the text as a whole: what ends first ends it, and nothing of it was sent."""
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    sent, held, ended = "", "", False
+    for begin, end in itertools.pairwise(edges):
+        held += text[begin:end]
+        sendable, stop = safe_split(held, tuple(stops))
+        sent, held = sent + held[:sendable], held[sendable:]
+        if stop is not None:
+            ended = True
+            break
+    places = [(text.find(stop), -len(stop)) for stop in stops if stop in text]
+    if not places:
+        assert not ended
+        assert sent + held == text
+        assert not held or any(stop.startswith(held) for stop in stops)
+        return
+    assert ended
+    first_complete = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+    assert not any(stop in sent for stop in stops)
+    assert text.startswith(sent)
+    assert len(sent) < first_complete
