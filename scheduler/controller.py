@@ -134,6 +134,8 @@ class RatioController:
             )
             limits = msgspec.structs.replace(limits, pinned=pin)
         sight = self._sight(now_s)
+        if not self._router.costs_known():  # predictions from a guess move nobody
+            sight = msgspec.structs.replace(sight, demand=None)
         self.demand = sight.demand
         state, decision = decide(self._state, sight, self._fleet(), limits, mode=mode, now_s=now_s)
         if decision.move is None:

@@ -15,6 +15,7 @@ from scheduler.worker import Worker
 
 _LONGEST_GAP_MS = 5_000
 _STEPS_MEASURED = 8
+_KNOWN_AFTER = 20
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -39,6 +40,10 @@ class Costs:
     def latency(self) -> LatencyModel:
         """Return the costs as believed at the moment."""
         return self._fit.model
+
+    def known(self) -> bool:
+        """Whether predictions rest on something: a statement, or enough measurements of both phases."""
+        return self._fit.stated or min(self._fit.num_seen) >= _KNOWN_AFTER
 
     @property
     def num_seen(self) -> tuple[int, int]:

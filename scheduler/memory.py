@@ -18,7 +18,7 @@ class PoolMemory:
     def __init__(self, profile: PoolProfile, *, send: Send) -> None:
         self.costs = Costs(profile)
         self.prefixes = Prefixes()
-        self.router = Router(profile, prefixes=self.prefixes, latency=self.costs.latency)
+        self.router = Router(profile, prefixes=self.prefixes, latency=self.costs.latency, costs_known=self.costs.known)
         self._send = send
 
     def registered(self, worker: Worker) -> None:

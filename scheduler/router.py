@@ -34,6 +34,7 @@ class Router:
         scoring: ScoringLimits | None = None,
         weights: TokenWeights | None = None,
         latency: Callable[[], LatencyModel] | None = None,
+        costs_known: Callable[[], bool] = lambda: True,
         draw: Callable[[], float] | None = None,
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
@@ -46,6 +47,7 @@ class Router:
         self._scoring = scoring or ScoringLimits()
         self._weights = weights or TokenWeights()
         self._latency = latency or (lambda: profile.latency or DEFAULT_LATENCY)
+        self.costs_known = costs_known
         self._draw = draw or random.random
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms

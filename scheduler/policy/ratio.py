@@ -83,6 +83,8 @@ def decide(
         verdict = msgspec.structs.replace(verdict, why=Why.UNCONFIRMED)
     way, now = verdict.way, verdict.now
     move = _move(way, sight) if way is not None and verdict.why in _MOVING_WHYS else None
+    if move is not None and limits.drains and mode is not Mode.MANUAL and _stops_serving(sight.split, move.from_role):
+        verdict, move = msgspec.structs.replace(verdict, why=Why.AT_FLOOR), None
     if move is not None:
         dissolving = way.dissolves if way is not None and verdict.why is Why.GAIN else state.dissolving
         state = _moved(state, move, now_s, dissolving=dissolving)
@@ -94,6 +96,13 @@ def decide(
         gain=verdict.gain,
         now=now,
     )
+
+
+def _stops_serving(split: Split, from_role: Role) -> bool:
+    """Whether nobody could serve while a worker of a role drains and switches, although somebody does now."""
+    left = {role: getattr(split, role) - (role is from_role) for role in Role}
+    serves = bool(split.unified or (split.prefill and split.decode))
+    return serves and not (left[Role.UNIFIED] or (left[Role.PREFILL] and left[Role.DECODE]))
 
 
 def _ticks_needed(verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s: float) -> int:

@@ -292,3 +292,23 @@ def test_the_expected_hold_is_what_the_changes_so_far_say():
     assert expected_hold_s((), DIRECT, 10.0) == DIRECT.hold_s
     assert expected_hold_s((100.0, 140.0, 180.0, 220.0), DIRECT, 230.0) == pytest.approx(40.0)
     assert expected_hold_s((100.0, 140.0, 180.0), DIRECT, 1000.0) == DIRECT.hold_bounds_s[1]
+
+
+@pytest.mark.parametrize(
+    ("split", "limits", "moves"),
+    [
+        (Split(prefill=1, decode=1), RatioLimits(), False),  # two workers: whoever leaves, nobody serves
+        (Split(decode=1, unified=1), RatioLimits(), False),  # the unified worker is all that serves
+        (Split(decode=2), RatioLimits(), True),  # nobody serves as it is
+        (Split(decode=1, unified=2), RatioLimits(), True),
+        (Split(decode=1, unified=1), RatioLimits.of(HandOff.STORE), True),  # a label: no time without service
+    ],
+)
+def test_no_move_stops_all_service_while_it_lasts(split, limits, moves):
+    state, moved = RatioState(), False
+    for tick in range(30):
+        state, decision = decide(
+            state, sight_of(split, PROMPTS), FLEET, limits, mode=Mode.AUTO, now_s=100.0 + tick * limits.period_s
+        )
+        moved = moved or decision.move is not None
+    assert moved is moves
