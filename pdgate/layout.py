@@ -46,6 +46,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """Shared libraries that the machine lacks."""
         return self.engine.parent / "lib"
 
+    @property
+    def kv_store(self) -> Path:
+        """KV pages that engines share under hand-off store; bounded and swept by the workers."""
+        return self.data / "kv-store"
+
     def journal(self, process: str) -> Path:
         """Return the folder for the journal of one process."""
         return self.data / "journals" / process

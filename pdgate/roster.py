@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from contracts.catalog import Catalog
-from contracts.lifecycle import Role
+from contracts.catalog import Catalog, Model
+from contracts.lifecycle import HandOff, Role, StoreKind
 from pdgate.children import ChildSpec
 from pdgate.engine import engine_python
 from pdgate.layout import Layout
+from pdgate.mooncake import master_command
 from pdgate.supervisor import STAGE_BEHIND, STAGE_GATEWAY
 
 
@@ -58,7 +59,9 @@ class Roster:
         database_url: str,
         inherited: Mapping[str, str],
         admin_token: str = "",
+        store_ports: tuple[int, int] = (0, 0),
     ) -> None:
+        """`store_ports`: of Mooncake's master, for calls and for metrics; used by pools that store there."""
         self._options = options
         self._layout = layout
         self._catalog_file = str(catalog_file)
@@ -66,6 +69,7 @@ class Roster:
         self._database_url = database_url
         self._inherited = inherited
         self._admin_token = admin_token
+        self._store_ports = store_ports
 
     @property
     def models(self) -> Path:
@@ -114,7 +118,7 @@ class Roster:
     def workers(
         self, catalog: Catalog, model_folders: Mapping[str, Path], extra_env: Mapping[str, str]
     ) -> Sequence[ChildSpec]:
-        """Return all workers.
+        """Return all workers, and Mooncake's master where a pool stores its KV pages there.
 
         Args:
             catalog: names the pools.
@@ -124,6 +128,11 @@ class Roster:
         real = self._options.engine is EngineKind.SGLANG
         python = str(engine_python(self._layout.engine)) if real else sys.executable
         specs = []
+        if real and any(_in_mooncake(model) for model in catalog.models.values()):
+            port, metrics_port = self._store_ports
+            argv = master_command(Path(python), port=port, metrics_port=metrics_port)
+            env = {**self._inherited, **extra_env}
+            specs.append(ChildSpec(name="mooncake-master", argv=argv, env=env, stage=STAGE_BEHIND))
         for pool in catalog.pools:
             model = next(m for name, m in catalog.models.items() if catalog.pool_of(name) == pool)
             for role, number in self._options.workers:
@@ -137,9 +146,23 @@ class Roster:
                     "WORKER_REDIS_URL": self._redis_url,
                     "WORKER_CATALOG": self._catalog_file,
                     "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),
-                    "WORKER_HAND_OFF": model.hand_off.value,
+                    **self._hand_off(model),
                     "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
                 }
                 env = {**self._inherited, **extra_env, **settings}
                 specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_BEHIND))
         return specs
+
+    def _hand_off(self, model: Model) -> Mapping[str, str]:
+        settings = {"WORKER_HAND_OFF": model.hand_off.value}
+        if model.hand_off is HandOff.STORE:
+            settings |= {
+                "WORKER_STORE": model.store.value,
+                "WORKER_STORE_DIR": str(self._layout.kv_store),
+                "WORKER_STORE_MASTER": f"127.0.0.1:{self._store_ports[0]}",
+            }
+        return settings
+
+
+def _in_mooncake(model: Model) -> bool:
+    return model.hand_off is HandOff.STORE and model.store is StoreKind.MOONCAKE

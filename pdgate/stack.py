@@ -34,6 +34,7 @@ from pdgate.greeting import greeting
 from pdgate.layout import Layout, checkout
 from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model, timed_models
+from pdgate.mooncake import free_ports
 from pdgate.preflight import CannotStart
 from pdgate.roster import EngineKind, Options, Roster
 from pdgate.screen import Progress, Screen, duration
@@ -176,6 +177,7 @@ class _Stack:
             database_url=servers.database_url,
             inherited=_inherited(),
             admin_token=admin_token,
+            store_ports=free_ports(),
         )
         tokenizers = {model.tokenizer for model in self._catalog.models.values()}
         if self._options.engine is EngineKind.TIMED:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,7 +91,9 @@ def tiny_model() -> Path:
     return models / "tiny"
 
 
-def _start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path) -> subprocess.Popen:
+def _start(
+    role: str, *, folder: Path, redis_url: str, catalog_file: Path, model: Path, environ: Mapping[str, str]
+) -> subprocess.Popen:
     python = engine_python()
     environment = {
         **os.environ,
@@ -106,6 +108,7 @@ def _start(role: str, *, folder: Path, redis_url: str, catalog_file: Path, model
         "WORKER_MODEL_PATH": str(model),
         "WORKER_FAULTS_FILE": str(folder / "faults"),
         "WORKER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+        **environ,
     }
     with (folder / f"{role}.log").open("wb") as log:
         return subprocess.Popen(
@@ -123,11 +126,17 @@ def _await_lease(redis: Redis, role: str, process: subprocess.Popen, log: Path, 
 
 @contextmanager
 def running_engines(
-    folder: Path, *, model: Path | None = None, reference: Path | None = None, further_models: str = ""
+    folder: Path,
+    *,
+    model: Path | None = None,
+    reference: Path | None = None,
+    further_models: str = "",
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Engines]:
     """Start the three workers below `folder`, and stop them at the end.
 
-    `reference` is the unified worker's model where it is another one; `further_models` adds to the catalogue.
+    `reference` is the unified worker's model where it is another one; `further_models` adds to the catalogue;
+    `environ` is for the pair alone.
     """
     model = model or tiny_model()
     catalog_file = folder / "models.toml"
@@ -138,7 +147,14 @@ def running_engines(
     try:
         for role in ROLES:
             own = reference or model if role == "unified" else model
-            processes[role] = _start(role, folder=folder, redis_url=valkey.url, catalog_file=catalog_file, model=own)
+            processes[role] = _start(
+                role,
+                folder=folder,
+                redis_url=valkey.url,
+                catalog_file=catalog_file,
+                model=own,
+                environ=environ or {} if role != "unified" else {},
+            )
         deadline = time.monotonic() + BOOT_S
         workers = {}
         for role, process in processes.items():
