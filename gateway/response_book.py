@@ -1,7 +1,7 @@
 """Responses that may be retrieved, continued and cancelled later.
 
-1. A response that is to be kept is `begun`: in this process with the request that makes it, and in Redis, so
-   that every gateway can show it.
+1. A response that is to be kept is `begun`: in this process with the request that makes it. If its id is known before
+   its end, it is in Redis too, so that every gateway can show it.
 2. Its end is `finished` without awaiting; `run` writes it to Redis, where it stays for the settings' time.
 3. A cancellation at another gateway is a mark in Redis, which `run` looks for while responses run here.
 4. A response whose gateway died before its end is told as failed.
@@ -26,7 +26,7 @@ MAX_RECORD_BYTES: Final = 1024 * 1024
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 2.0
 _RETRY_S: Final = 0.5
-_WAITING: Final = 20_000
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024  # of records that Redis has not taken yet
 _RUNNING: Final = ("queued", "in_progress")
 
 
@@ -45,6 +45,11 @@ class _Running(msgspec.Struct):
     cancel: Callable[[], None] | None = None
 
 
+class _Record(msgspec.Struct, frozen=True):
+    org: str
+    raw: bytes
+
+
 _decoder = msgspec.json.Decoder(Kept)
 
 
@@ -56,13 +61,15 @@ class ResponseBook:
         self._gateway_id = gateway_id
         self._ttl_s = int(ttl_s)
         self._running: dict[str, _Running] = {}
-        self._unwritten: dict[str, Kept] = {}
-        self._waiting: asyncio.Queue[Kept] = asyncio.Queue(_WAITING)
+        self._unwritten: dict[str, _Record] = {}
+        self._unwritten_bytes = 0
+        self._news = asyncio.Event()
 
-    def begun(self, kept: Kept) -> None:
-        """Keep a response that is being made."""
+    def begun(self, kept: Kept, *, shown: bool) -> None:
+        """Keep a response that is being made; `shown`: its id is known before its end."""
         self._running[kept.response.id] = _Running(kept)
-        self._write(kept)
+        if shown:
+            self._write(kept)
 
     def cancellable(self, response_id: str, cancel: Callable[[], None]) -> None:
         """Say how a response that has begun is cancelled; nothing if it has ended already."""
@@ -78,7 +85,7 @@ class ResponseBook:
     def forget(self, response_id: str) -> None:
         """Drop a response that was refused after all."""
         self._running.pop(response_id, None)
-        self._unwritten.pop(response_id, None)
+        self._drop(response_id)
 
     async def find(self, org: str, response_id: str) -> Kept:
         """Return a response of an organisation as it stands.
@@ -88,9 +95,11 @@ class ResponseBook:
             DependencyDown: Redis does not answer.
         """
         running = self._running.get(response_id)
-        kept = running.kept if running is not None else self._unwritten.get(response_id)
-        if kept is None:
-            raw = await self._ask(self._redis.get(keys.response(org, response_id)))
+        if running is not None:
+            kept = running.kept
+        else:
+            record = self._unwritten.get(response_id)
+            raw = record.raw if record else await self._ask(self._redis.get(keys.response(org, response_id)))
             if not raw:
                 raise _unknown(response_id)
             kept = _decoder.decode(raw)
@@ -131,7 +140,7 @@ class ResponseBook:
         kept = await self.find(org, response_id)
         if kept.response.status in _RUNNING:
             raise BadRequest(f"The response '{response_id}' is still running. Cancel it first.")
-        self._unwritten.pop(response_id, None)
+        self._drop(response_id)
         await self._ask(self._redis.delete(keys.response(org, response_id)))
 
     async def run(self) -> None:
@@ -141,31 +150,43 @@ class ResponseBook:
             tasks.create_task(self._look_for_cancellations())
 
     def _write(self, kept: Kept) -> None:
-        self._unwritten[kept.response.id] = kept
-        try:
-            self._waiting.put_nowait(kept)
-        except asyncio.QueueFull:
-            self._unwritten.pop(kept.response.id, None)
-            log.warning("response_not_kept", id=kept.response.id, reason="queue_full")
+        """Have a record written; a newer one of the same response takes its place."""
+        response_id, raw = kept.response.id, msgspec.json.encode(kept)
+        self._drop(response_id)
+        if len(raw) > MAX_RECORD_BYTES or self._unwritten_bytes + len(raw) > MAX_WAITING_BYTES:
+            log.warning("response_not_kept", id=response_id, num_bytes=len(raw))
+            return
+        self._unwritten[response_id] = _Record(kept.org, raw)
+        self._unwritten_bytes += len(raw)
+        self._news.set()
+
+    def _drop(self, response_id: str) -> None:
+        record = self._unwritten.pop(response_id, None)
+        if record is not None:
+            self._unwritten_bytes -= len(record.raw)
 
     async def _write_all(self) -> None:
         while True:
-            kept = await self._waiting.get()
-            response_id = kept.response.id
-            if self._unwritten.get(response_id) is not kept:
-                continue  # deleted, or a newer state of it waits
-            raw = msgspec.json.encode(kept)
-            if len(raw) > MAX_RECORD_BYTES:
-                log.warning("response_not_kept", id=response_id, reason="too_large")
-            else:
-                while True:
-                    try:
-                        await self._ask(self._redis.set(keys.response(kept.org, response_id), raw, ex=self._ttl_s))
-                        break
-                    except DependencyDown:
-                        await asyncio.sleep(_RETRY_S)
-            if self._unwritten.get(response_id) is kept:
-                del self._unwritten[response_id]
+            await self._news.wait()
+            self._news.clear()
+            while self._unwritten:
+                response_id, record = next(iter(self._unwritten.items()))
+                try:
+                    key = keys.response(record.org, response_id)
+                    await self._ask(self._redis.set(key, record.raw, ex=self._ttl_s))
+                except DependencyDown:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                if self._unwritten.get(response_id) is record:
+                    self._drop(response_id)
+                elif response_id not in self._unwritten:  # deleted while it was written
+                    await self._forget(record.org, response_id)
+
+    async def _forget(self, org: str, response_id: str) -> None:
+        try:
+            await self._ask(self._redis.delete(keys.response(org, response_id)))
+        except DependencyDown:
+            log.warning("response_not_forgotten", id=response_id)  # it expires
 
     async def _look_for_cancellations(self) -> None:
         while True:

@@ -83,7 +83,7 @@ class Responses:
                 num_samples=1,
                 then=lambda answer: keeper.ended(answer, arrival.rid),
             )
-        keeper.begun()
+        keeper.begun(shown=bool(asked.stream or asked.background))
         try:
             started = await self._starter.start(arrival, work, [output])
         except BaseException:
@@ -103,10 +103,10 @@ class Keeper:
         self._kept = kept
         self._currency = currency
 
-    def begun(self) -> None:
-        """Keep the response as it starts."""
+    def begun(self, *, shown: bool) -> None:
+        """Keep the response as it starts; `shown`: the client learns its id now."""
         if self._book is not None:
-            self._book.begun(self._kept)
+            self._book.begun(self._kept, shown=shown)
 
     def refused(self) -> None:
         """Drop it: it was not admitted."""

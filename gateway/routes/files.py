@@ -1,5 +1,6 @@
 """`/v1/files` and `/v1/batches`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
@@ -9,7 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from contracts.errors import BadRequest, RateLimited
+from contracts.errors import BadRequest, RateLimited, RequestTimeout
 from gateway.batch_runner import BatchRunner
 from gateway.batches import Batches
 from gateway.files import Files, check_purpose
@@ -29,6 +30,7 @@ from gateway.schemas.files import (
 from gateway.starter import Starter
 
 Http = Request[Any, Any, Any]
+UPLOAD_S: Final = 600.0
 MAX_OPEN_BATCHES: Final = 100  # of one organisation
 _FORM_SLACK_BYTES: Final = 64 * 1024
 _CHUNK: Final = 256 * 1024
@@ -53,7 +55,11 @@ def file_routes(guard: Guard, files: Files, *, max_file_bytes: int) -> list[HTTP
     async def create_file(request: Http) -> FileView:
         """Store a JSONL file of requests for a batch."""
         key = await guard.key_of(request)
-        form = await request.form()
+        try:
+            async with asyncio.timeout(UPLOAD_S):
+                form = await request.form()
+        except TimeoutError:
+            raise RequestTimeout(f"The file was not whole within {UPLOAD_S:g} s.") from None
         upload = form.get("file")
         if not isinstance(upload, UploadFile):
             raise BadRequest("Send the file as multipart form data, in the field 'file'.", param="file")
