@@ -143,6 +143,6 @@ class Jobs:
         now = datetime.now(UTC)
         async with self._engine.connect() as conn:
             await conn.execution_options(isolation_level="REPEATABLE READ")
-            self.drift_ratio = max(
-                await drift_ratio(conn, now.date() - timedelta(days=1)), await drift_ratio(conn, now.date())
-            )
+            days = (now.date() - timedelta(days=1), now.date())
+            ratios = [await drift_ratio(conn, day, now_ms=int(now.timestamp() * 1000)) for day in days]
+        self.drift_ratio = max(ratios)

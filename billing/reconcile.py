@@ -55,6 +55,7 @@ class TenantDay(msgspec.Struct, frozen=True, kw_only=True):
     ledger_cost: int
     rollup_tokens: int
     rollup_cost: int
+    confirmed_tokens: int = 0  # of the billed ones: counted alike by the workers themselves
 
     @property
     def agrees(self) -> bool:
@@ -107,11 +108,16 @@ async def reconcile(
         "organisation": organisation,
     }
     before = moment(now_ms) - timedelta(seconds=grace_s)
+    confirmed = {
+        (row.organisation, row.day): int(row.tokens or 0)
+        for row in await conn.execute(sa.text(q.CONFIRMED), {**window, "before": before})
+    }
     days = tuple(
         TenantDay(
             organisation=row.organisation,
             day=row.day,
-            **{name: int(getattr(row, name)) for name in TenantDay.__struct_fields__[2:]},
+            **{name: int(getattr(row, name)) for name in TenantDay.__struct_fields__[2:-1]},
+            confirmed_tokens=confirmed.get((row.organisation, row.day), 0),
         )
         for row in await conn.execute(sa.text(q.TOTALS), window)
     )
@@ -141,20 +147,21 @@ async def reconcile(
     )
 
 
-async def drift_ratio(conn: AsyncConnection, day: date) -> float:
+async def drift_ratio(conn: AsyncConnection, day: date, *, now_ms: int) -> float:
     """Return the largest relative difference between two books of a tenant's UTC day, 0.0 to 1.0: for the gauge.
 
-    Compared are usage records, rollup and ledger in money, and records and rollup in tokens.
+    Compared are usage records, rollup and ledger in money, records and rollup in tokens, and billed tokens with those
+    that the workers counted alike, once their records are due.
     """
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     window = {"start": start, "end": start + timedelta(days=1), "organisation": None}
-    worst = 0.0
+    before = moment(now_ms) - timedelta(seconds=GRACE_S)
+    pairs: list[tuple[int, ...]] = []
     for row in await conn.execute(sa.text(q.TOTALS), window):
-        for figures in ((row.usage_cost, row.ledger_cost, row.rollup_cost), (row.tokens, row.rollup_tokens)):
-            most = max(figures)
-            if most:
-                worst = max(worst, float((most - min(figures)) / most))
-    return worst
+        pairs += [(row.usage_cost, row.ledger_cost, row.rollup_cost), (row.tokens, row.rollup_tokens)]
+    for row in await conn.execute(sa.text(q.CONFIRMED), {**window, "before": before}):
+        pairs.append((row.due or 0, row.due_tokens or 0))
+    return max((float((max(pair) - min(pair)) / max(pair)) for pair in pairs if max(pair)), default=0.0)
 
 
 async def reconcile_database(

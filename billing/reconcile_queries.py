@@ -88,11 +88,13 @@ FROM billing.request WHERE {_WINDOW} AND answered_cost <> cost
 """
 
 # Any attempt's own figures will do: a retried request is billed by the attempt that served it. n > 1: the prompt
-# counts once, from sample 0; what was generated is summed over the samples. A side of which no attempt's record came
-# is unsaid: a worker that is killed takes its last records with it.
+# counts once, from sample 0; what was generated is summed over the samples. A continuation's prompt holds what was
+# answered before it, so what exceeds the billed prompt was generated. A side of which no attempt's record came is
+# unsaid: a worker that is killed takes its last records with it; of a continued request, the first prompt's too.
 _COUNTED: Final = f"""
 WITH r AS (
-    SELECT request_id, organisation, at, estimated FROM billing.request WHERE {_WINDOW} AND billable
+    SELECT request_id, organisation, at, estimated, attempts AS served_by
+    FROM billing.request WHERE {_WINDOW} AND billable
 ),
 u AS (
     SELECT request_id, sum(tokens) FILTER (WHERE meter <> 'decode') AS prompt,
@@ -101,25 +103,28 @@ u AS (
     FROM billing.usage_record WHERE {_WINDOW} AND billable GROUP BY request_id
 ),
 w AS (
-    SELECT request_id, attempt,
+    SELECT c.request_id, attempt,
         max(prompt_tokens) FILTER (WHERE sample = 0 AND phase <> 'decode') AS prompt,
         max(cached_tokens) FILTER (WHERE sample = 0 AND phase <> 'decode') AS cached,
-        sum(completion_tokens) FILTER (WHERE phase <> 'prefill') AS decode
-    FROM billing.attempt_cost WHERE at >= :start AND at < :end GROUP BY request_id, attempt
+        sum(completion_tokens + CASE WHEN attempt > 1 THEN greatest(0, prompt_tokens - u.prompt) ELSE 0 END)
+            FILTER (WHERE phase <> 'prefill') AS decode
+    FROM billing.attempt_cost AS c JOIN u USING (request_id)
+    WHERE at >= :start AND at < :end GROUP BY c.request_id, attempt
 ),
 seen AS (
     SELECT r.request_id, r.organisation, r.at, r.estimated, u.prompt, u.cached, u.decode,
         count(w.attempt) AS attempts,
         coalesce(bool_or(w.prompt = u.prompt AND w.cached = u.cached), false) AS prompt_right,
         coalesce(bool_or(w.decode = u.decode) OR u.decode = 0, false) AS decode_right,
-        u.prompt > 0 AND count(w.prompt) = 0 AS prompt_unsaid,
+        u.prompt > 0 AND (count(w.prompt) = 0 OR (r.served_by > 1 AND min(w.attempt) FILTER (WHERE w.prompt > 0) > 1))
+            AS prompt_unsaid,
         u.decode > 0 AND count(w.decode) = 0 AS decode_unsaid,
         string_agg(
             format('attempt %s: %s prompt, %s cached, %s generated', w.attempt, w.prompt, w.cached, w.decode),
             '; ' ORDER BY w.attempt
         ) AS counted
     FROM r JOIN u USING (request_id) LEFT JOIN w USING (request_id)
-    GROUP BY r.request_id, r.organisation, r.at, r.estimated, u.prompt, u.cached, u.decode
+    GROUP BY r.request_id, r.organisation, r.at, r.estimated, r.served_by, u.prompt, u.cached, u.decode
 )
 """
 
@@ -134,6 +139,15 @@ UNCONFIRMED: Final = f"""{_COUNTED}
 SELECT request_id, organisation,
     format('billed %s prompt and %s generated tokens that no worker recorded', prompt, decode) AS detail
 FROM seen WHERE (prompt_unsaid OR decode_unsaid) AND at < :before
+"""
+
+CONFIRMED: Final = f"""{_COUNTED}
+SELECT organisation, (at AT TIME ZONE 'UTC')::date AS day,
+    sum(prompt + decode) FILTER (WHERE at < :before) AS due,
+    sum(CASE WHEN prompt_right THEN prompt ELSE 0 END + CASE WHEN decode_right THEN decode ELSE 0 END) AS tokens,
+    sum(CASE WHEN prompt_right THEN prompt ELSE 0 END + CASE WHEN decode_right THEN decode ELSE 0 END)
+        FILTER (WHERE at < :before) AS due_tokens
+FROM seen GROUP BY 1, 2
 """
 
 UNBILLED: Final = """

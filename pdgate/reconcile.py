@@ -58,7 +58,15 @@ def _print(found: Reconciliation, currency: str) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("organisation", "day"):
         table.add_column(heading)
-    for heading in ("requests", "tokens", f"usage {currency}", f"ledger {currency}", f"rollup {currency}"):
+    for heading in (
+        "requests",
+        "tokens",
+        "billed",
+        "confirmed",
+        f"usage {currency}",
+        f"ledger {currency}",
+        f"rollup {currency}",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("agrees")
     for row in found.days:
@@ -67,6 +75,8 @@ def _print(found: Reconciliation, currency: str) -> None:
             row.day.isoformat(),
             f"{row.requests:,}",
             f"{row.tokens:,}",
+            f"{row.billed_tokens:,}",
+            f"{row.confirmed_tokens:,}",
             *(money(nano) for nano in (row.usage_cost, row.ledger_cost, row.rollup_cost)),
             "yes" if row.agrees else "NO",
         )

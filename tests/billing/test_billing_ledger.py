@@ -1,7 +1,9 @@
 """The ledger balances, whatever is posted, repeated or tried."""
 
 import asyncio
+import contextlib
 import uuid
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -12,8 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from billing import invoices
+from billing.credits import CreditError, NewGrant, grant, owed, use_credits
 from billing.database import create_engine
-from billing.prices import set_price
+from billing.ledger import balance
+from billing.periods import month_of
+from billing.prices import Terms, set_price
+from billing.rerating import Rerating, rerate
 from contracts.rating import Meter, Tokens
 from contracts.resp import redis_client
 from contracts.usage import Outcome
@@ -24,7 +31,8 @@ SELECT
     (SELECT count(*) FROM (
         SELECT FROM billing.ledger_entry GROUP BY transaction_id HAVING sum(amount) <> 0
     ) AS t) AS wrong,
-    (SELECT coalesce(sum(amount), 0) FROM billing.ledger_entry WHERE amount > 0) AS owed,
+    (SELECT coalesce(sum(amount), 0) FROM billing.ledger_entry
+        JOIN billing.ledger_transaction AS t ON t.id = transaction_id WHERE amount > 0 AND t.kind = 'usage') AS owed,
     (SELECT coalesce(sum(cost), 0) FROM billing.usage_record) AS cost,
     (SELECT coalesce(sum(tokens), 0) FROM billing.usage_record) AS tokens,
     (SELECT count(*) FROM billing.usage_record) AS records,
@@ -113,10 +121,17 @@ async def test_nothing_in_the_ledger_can_be_changed_or_deleted(rig, table):
                 await conn.exec_driver_sql(statement)
 
 
+DUE = "SELECT coalesce(sum(due_cents), 0)::bigint FROM billing.invoice WHERE organisation = :org AND kind = 'invoice'"
+NUMBERS = "SELECT number FROM billing.invoice WHERE number IS NOT NULL ORDER BY number"
+ORGS = ["org_a", "org_b"]
+MONTH = month_of(datetime.now(UTC) + timedelta(minutes=1))
+
+
 async def truncate(database_url):
     connection = await asyncpg.connect(database_url)
     await connection.execute(
-        "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly,"
+        "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly, billing.invoice_number,"
+        " billing.credit_grant, billing.rerating_line, billing.slo_credit,"
         " billing.ledger_transaction, billing.ledger_entry CASCADE"
     )
     await connection.close()
@@ -153,7 +168,7 @@ def machine(database_url, redis_url):
             self.run(self.set_price(nano))
 
         @rule(
-            org=st.sampled_from(["org_a", "org_b"]),
+            org=st.sampled_from(ORGS),
             outcome=st.sampled_from(list(Outcome)),
             tokens=st.tuples(*[st.integers(0, 10_000)] * 3),
         )
@@ -177,6 +192,57 @@ def machine(database_url, redis_url):
                 self.run(self.rig.consume(self.rig.consumer(batch_size=batch_size), self.waiting))
                 self.waiting = 0
 
+        @rule(nano=st.integers(0, 10**9), minimum=st.integers(0, 10**6), again=st.booleans())
+        def re_rate(self, nano, minimum, again):
+            """Everything posted so far at another price, maybe twice with the same id."""
+            wanted = self.run(self.new_rating(nano, minimum))
+            for _ in range(1 + again):
+                self.run(self.begin(rerate, wanted, now=MONTH.end - timedelta(days=1)))
+
+        async def new_rating(self, nano, minimum):
+            async with self.engine.begin() as conn:
+                made = await set_price(
+                    conn, model="tiny", meters=dict.fromkeys(Meter, nano), terms=Terms(minimum=minimum)
+                )
+            return Rerating(
+                id=uuid.uuid4(), model="tiny", price_version=made.price.version, from_at=MONTH.start,
+                to_at=MONTH.end, reason="property",
+            )  # fmt: skip
+
+        @rule(org=st.sampled_from(ORGS), amount=st.integers(1, 10**8), key=st.sampled_from("abc"), paid=st.booleans())
+        def grant_credit(self, org, amount, key, paid):
+            new = NewGrant(kind="paid" if paid else "promotional", amount=amount, idempotency=key)
+            with contextlib.suppress(CreditError):  # the key was used for another grant
+                self.run(self.begin(grant, org, new, at=MONTH.start))
+
+        @rule(org=st.sampled_from(ORGS))
+        def use_credit(self, org):
+            self.run(self.begin(use_credits, org, now=MONTH.end - timedelta(hours=1)))
+
+        @rule(org=st.sampled_from(ORGS), later=st.booleans(), issue=st.booleans())
+        def close(self, org, later, issue):
+            """The month or, with what came late, the next one; again and again."""
+            period = month_of(MONTH.end) if later else MONTH
+            now = period.end + timedelta(hours=3)
+            with contextlib.suppress(invoices.InvoiceError):  # out of order
+                made = self.run(self.begin(invoices.close_period, org, period, currency="EUR", now=now))
+                if issue:
+                    self.run(self.begin(invoices.issue, org, made.id, now=now))
+
+        async def begin(self, call, *words, **names):
+            async with self.engine.begin() as conn:
+                return await call(conn, *words, **names)
+
+        @invariant()
+        def every_invoice_asks_for_what_the_ledger_says(self):
+            """What is owed and on no invoice is what came after the last one; the rest is due, to the nano-unit."""
+            for org in ORGS:
+                due = self.run(self.rig.scalar(DUE, org=org))
+                open_ = self.run(self.begin(owed, org))
+                assert self.run(self.begin(balance, f"receivable:{org}")) == due * 10_000_000 + open_
+            numbers = [row.number for row in self.run(self.rig.rows(NUMBERS))]
+            assert [int(number[-6:]) for number in numbers] == list(range(1, len(numbers) + 1)), "no gaps"
+
         @invariant()
         def everything_agrees(self):
             seen = self.run(self.rig.one(TOTALS))
@@ -196,11 +262,13 @@ def machine(database_url, redis_url):
     return Billing
 
 
-def test_the_ledger_balances_under_any_order_of_settling_delivering_repeating_and_repricing(postgres_url, valkey_url):
+def test_the_ledger_balances_under_any_order_of_settling_repeating_repricing_re_rating_crediting_and_closing(
+    postgres_url, valkey_url
+):
     run_state_machine_as_test(
         machine(postgres_url, valkey_url),
         settings=settings(
-            max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     asyncio.run(truncate(postgres_url))

@@ -4,11 +4,13 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from billing_rig import Counted, attempt_records, now_ms, usage_event
 from typer.testing import CliRunner
 
-from billing.reconcile import Kind, reconcile
+from billing.moments import moment
+from billing.reconcile import Kind, drift_ratio, reconcile
 from contracts import keys
 from contracts.rating import Tokens
 from contracts.usage import AttemptRecord, Outcome
@@ -174,3 +176,29 @@ async def test_pdgate_reconcile_exits_1_on_drift(rig, billed, database_url, cata
     assert drifted.exit_code == 1
     assert billed[0].rid in drifted.output
     assert (await run("--day", "today")).exit_code == 2
+
+
+async def test_a_continued_request_agrees_with_what_its_two_workers_counted(rig):
+    """The second attempt's prompt holds what the first had answered; both together are what was billed."""
+    event = usage_event(attempts=2, tokens=Tokens(prefill_computed=100, prefill_cached=30, decode=50))
+    await rig.bill(event)
+    first = attempt_records(event, reason="lost")
+    prefill, decode = attempt_records(event, attempt=2, prompt_tokens=150, cached_tokens=130)
+    await write(rig, [first[0], prefill, msgspec.structs.replace(decode, completion_tokens=30)])
+    report = await compare(rig)
+    assert report.differences == ()
+    assert (report.days[0].billed_tokens, report.days[0].confirmed_tokens) == (180, 180)
+
+
+async def test_drift_is_the_largest_difference_of_any_two_books(rig, billed):
+    async def drift():
+        async with rig.engine.connect() as conn:
+            later = now_ms() + 10**6
+            return max([await drift_ratio(conn, day, now_ms=later) for day in days])
+
+    days = {moment(now_ms()).date(), moment(now_ms() - 10_000).date()}
+    assert await drift() == 0.0
+    await spoil(rig, "UPDATE billing.usage_hourly SET cost = cost * 2 WHERE organisation = 'org_1'")
+    assert await drift() == 0.5
+    await spoil(rig, "DELETE FROM billing.attempt_cost")
+    assert await drift() == 1.0
