@@ -67,8 +67,9 @@ check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	@echo "All checks passed."
 
 .PHONY: bench
-bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone (ARGS="--repeats 3")
+bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone, then billing (ARGS="--repeats 3")
 	@$(BIN)/python -m benches $(ARGS)
+	@$(BIN)/python -m benches.billing
 
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
