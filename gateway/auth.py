@@ -35,6 +35,7 @@ STALE_S: Final = 600.0
 ASK_AGAIN_S: Final = 5.0  # a Postgres that hangs delays one request of a key in so many seconds, not each
 UNKNOWN_FOR_S: Final = 1.0  # a flood of one wrong key asks Postgres once a second
 _MAX_KEY_CHARACTERS: Final = 200
+_REVOKED_KEPT: Final = 4096
 _REDIS_TIMEOUT_S: Final = 2.0
 
 DATABASE_ERRORS: Final = (sa.exc.SQLAlchemyError, OSError, TimeoutError)
@@ -64,6 +65,7 @@ class Authenticator:
         self._max_entries = max_entries
         self._now_s = now_s
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._revoked: OrderedDict[str, None] = OrderedDict()
         self._reads: SingleFlight[bytes, ApiKey | None] = SingleFlight()
 
     async def authenticate(self, authorization: str | None) -> ApiKey:
@@ -114,6 +116,17 @@ class Authenticator:
             return await self.reload(authorization)
         except RedisError:
             raise DependencyDown("API keys cannot be checked right now.", retry_after_s=1) from None
+
+    def was_revoked(self, key_id: str) -> bool:
+        """Return whether a revocation of the key was seen lately."""
+        return key_id in self._revoked
+
+    def revoked(self, key_id: str) -> None:
+        """Take notice of a revocation: who was admitted a moment ago and is not yet in the table must not run on."""
+        self.forget(key_id)
+        self._revoked[key_id] = None
+        if len(self._revoked) > _REVOKED_KEPT:
+            self._revoked.popitem(last=False)
 
     def forget_organisation(self, org: str) -> None:
         """Read an organisation's keys anew at their next requests: what binds them has changed."""

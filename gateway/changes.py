@@ -174,8 +174,10 @@ class Watcher:
             return
         log.info("change_seen", kind=what.kind, subject=what.id, state=what.state)
         if what.kind == "key":
-            self._auth.forget(what.id)
-            if not what.state.startswith("active:"):
+            if what.state.startswith("active:"):
+                self._auth.forget(what.id)
+            else:
+                self._auth.revoked(what.id)
                 self._end({"key": what.id}, InvalidApiKey("This API key was revoked."), "key_revoked")
         elif what.kind == "budget":
             self._auth.forget_organisation(what.id)

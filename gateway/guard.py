@@ -5,6 +5,7 @@ from typing import Any
 
 from litestar import Request
 
+from contracts.errors import InvalidApiKey
 from gateway.auth import Authenticator, credential
 from gateway.holds import Holds
 from gateway.scopes import check_call, check_model, check_tier, client_address
@@ -42,6 +43,13 @@ class Guard:
     async def reload(self, authorization: str | None) -> ApiKey:
         """Return the key as Postgres has it now."""
         return await self._auth.reload(authorization)
+
+    def check_still(self, key: ApiKey, *, model: str) -> None:
+        """Check again what may have changed since the request was admitted."""
+        if self._auth.was_revoked(key.id):
+            raise InvalidApiKey("This API key was revoked.")
+        self._holds.check_caller(key.organisation_id, key.project_id, serving=True)
+        self._holds.check_model(model)
 
     def check_work(self, key: ApiKey, *, model: str, tier: str) -> None:
         """Check that a key may use a model in a tier, and that nothing holds it."""

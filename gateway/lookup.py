@@ -104,6 +104,9 @@ class Lookup:
             currency=self._currency,
             price_version=terms.owner.price.version,
             simulated=terms.owner.simulated,
+            user=terms.owner.dimensions.user,
+            tags=terms.owner.dimensions.tags,
+            reference=terms.owner.dimensions.reference,
         )
 
     def _of_event(self, event: UsageEvent, created_s: int) -> RequestView:

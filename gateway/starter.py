@@ -22,7 +22,7 @@ from litestar import Request
 from redis.exceptions import RedisError
 
 from contracts.dimensions import MAX_NAME, NO_DIMENSIONS, Dimensions
-from contracts.errors import NoCapacity
+from contracts.errors import NoCapacity, ServingError
 from contracts.identity import new_rid
 from contracts.parsing import Parsing
 from contracts.settlement import usage_event_of
@@ -225,12 +225,22 @@ class Starter:
                 max_tokens=granted.max_tokens, paid_tokens=granted.paid_tokens, unreserved=granted.unreserved
             )
             self._table.add(generation)
+        self._check_still(arrival.key, generations)
         await self._submit_all(arrival, work, generations, admitted)
         headers = {"x-request-id": arrival.rid, **admitted[-1].headers}
         if arrival.key.imported:
             headers["x-pdgate-rotate-key"] = "imported"
         sees = any(scopes.sees_workers for scopes in arrival.key.bounds)
         return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=sees)
+
+    def _check_still(self, key: ApiKey, generations: Sequence[Generation]) -> None:
+        """End at once what was admitted while its key was revoked or its tenant held."""
+        try:
+            self._guard.check_still(key, model=generations[0].terms.owner.model)
+        except ServingError as error:
+            for generation in generations:
+                generation.not_written(error)
+            raise
 
     def _check_room(self, model: Servable, num_prompts: int) -> None:
         """Raise NoCapacity when this process or the pool's inbox takes no more."""

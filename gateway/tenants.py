@@ -137,7 +137,7 @@ class Tenants:
         self, name: str, *, is_demo: bool = False, limits: Limits = NO_LIMITS
     ) -> Organisation:
         """Create a tenant."""
-        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "limits": _limits_out(limits)}
+        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "limits": limits_out(limits)}
         async with self._engine.begin() as db:
             row = (await db.execute(sa.insert(organisation).values(values).returning(*organisation.c))).mappings().one()
         return _organisation(row)
@@ -167,7 +167,7 @@ class Tenants:
             "id": new_id("proj"),
             "organisation_id": tenant,
             "name": name,
-            "limits": _limits_out(limits),
+            "limits": limits_out(limits),
             "scopes": msgspec.to_builtins(scopes),
         }
         try:
@@ -203,7 +203,7 @@ class Tenants:
             "prefix": plaintext[:_SHOWN_CHARACTERS],
             "hash": hash_key(plaintext),
             "is_admin": is_admin,
-            "limits": _limits_out(limits),
+            "limits": limits_out(limits),
             "scopes": msgspec.to_builtins(scopes),
             "expires_at": expires_at,
         }
@@ -231,7 +231,7 @@ class Tenants:
             "name": name,
             "prefix": prefix,
             "hash": key_hash,
-            "limits": _limits_out(limits),
+            "limits": limits_out(limits),
             "scopes": msgspec.to_builtins(scopes),
             "imported": True,
         }
@@ -250,24 +250,24 @@ class Tenants:
                 raise NoSuchTenant(f"{tenant} has no project {project_id}")
             await db.execute(sa.insert(api_key).values(values))
             await record(db, actor=actor, action=action, kind="key", subject=values["id"], org=tenant)
-            row = (await db.execute(_keys().where(api_key.c.id == values["id"]))).mappings().one()
-        return _key(row)
+            row = (await db.execute(select_keys().where(api_key.c.id == values["id"]))).mappings().one()
+        return map_key(row)
 
     async def find_key(self, tenant: str, key_id: str) -> ApiKey | None:
         """Return one of the tenant's keys."""
         mine = (api_key.c.organisation_id == tenant) & (api_key.c.id == key_id)
         async with self._engine.begin() as db:
-            row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
-            return await _with_budgets(db, _key(row)) if row else None
+            row = (await db.execute(select_keys().where(mine))).mappings().one_or_none()
+            return await _with_budgets(db, map_key(row)) if row else None
 
     async def find_by_hash(self, key_hash: bytes) -> ApiKey | None:
         """Return the key with this hash. The one query without a tenant: it is how the tenant becomes known."""
         old = (api_key.c.old_hash == key_hash) & (api_key.c.old_hash_until > sa.func.now())
         async with self._engine.begin() as db:
-            row = (await db.execute(_keys().where((api_key.c.hash == key_hash) | old))).mappings().one_or_none()
+            row = (await db.execute(select_keys().where((api_key.c.hash == key_hash) | old))).mappings().one_or_none()
             if row is None:
                 return None
-            key = await _with_budgets(db, _key(row))
+            key = await _with_budgets(db, map_key(row))
         if row["hash"] == key_hash:
             return key
         ends = min(row["old_hash_until"], key.expires_at or row["old_hash_until"])
@@ -275,10 +275,10 @@ class Tenants:
 
     async def list_keys(self, tenant: str) -> Sequence[ApiKey]:
         """Return the tenant's keys, oldest first, revoked ones included."""
-        query = _keys().where(api_key.c.organisation_id == tenant).order_by(api_key.c.created_at)
+        query = select_keys().where(api_key.c.organisation_id == tenant).order_by(api_key.c.created_at)
         async with self._engine.begin() as db:
             rows = (await db.execute(query)).mappings().all()
-        return [_key(row) for row in rows]
+        return [map_key(row) for row in rows]
 
     async def revoke(self, tenant: str, key_id: str, *, actor: str = "") -> ApiKey:
         """Revoke a key. The caller publishes the returned state. Raises NoSuchTenant."""
@@ -304,34 +304,6 @@ class Tenants:
         }
         return await self._change_key(tenant, key_id, changes, actor=actor, action="rotated"), plaintext
 
-    async def set_project(
-        self, tenant: str, project_id: str, *, limits: Limits, scopes: Scopes, actor: str = ""
-    ) -> Sequence[ApiKey]:
-        """Replace a project's limits and scopes; return its keys, whose states the caller publishes."""
-        mine = (project.c.organisation_id == tenant) & (project.c.id == project_id)
-        values = {"limits": _limits_out(limits), "scopes": msgspec.to_builtins(scopes)}
-        keys_of_it = api_key.c.project_id == project_id
-        async with self._engine.begin() as db:
-            changed = await db.execute(sa.update(project).where(mine).values(values))
-            if not changed.rowcount:
-                raise NoSuchTenant(f"{tenant} has no project {project_id}")
-            await db.execute(sa.update(api_key).where(keys_of_it).values(version=api_key.c.version + 1))
-            rows = (await db.execute(_keys().where(keys_of_it))).mappings().all()
-            for row in rows:
-                await record(db, actor=actor, action="project_changed", kind="key", subject=row["id"], org=tenant)
-        return [_key(row) for row in rows]
-
-    async def set_organisation_limits(self, tenant: str, limits: Limits) -> Sequence[ApiKey]:
-        """Replace the tenant's limits and return its keys, whose states the caller publishes."""
-        bump = sa.update(api_key).where(api_key.c.organisation_id == tenant).values(version=api_key.c.version + 1)
-        async with self._engine.begin() as db:
-            await db.execute(
-                sa.update(organisation).where(organisation.c.id == tenant).values(limits=_limits_out(limits))
-            )
-            await db.execute(bump)
-            rows = (await db.execute(_keys().where(api_key.c.organisation_id == tenant))).mappings().all()
-        return [_key(row) for row in rows]
-
     async def _change_key(
         self, tenant: str, key_id: str, changes: dict[str, Any], *, actor: str, action: str
     ) -> ApiKey:
@@ -339,11 +311,11 @@ class Tenants:
         change = sa.update(api_key).where(mine, api_key.c.state == "active")
         async with self._engine.begin() as db:
             await db.execute(change.values(**changes, version=api_key.c.version + 1))
-            row = (await db.execute(_keys().where(mine))).mappings().one_or_none()
+            row = (await db.execute(select_keys().where(mine))).mappings().one_or_none()
             if row is None or ("state" not in changes and row["state"] != "active"):
                 raise NoSuchTenant(f"{tenant} has no active key {key_id}")
             await record(db, actor=actor, action=action, kind="key", subject=key_id, org=tenant)
-        return _key(row)
+        return map_key(row)
 
 
 async def _with_budgets(db: AsyncConnection, key: ApiKey) -> ApiKey:
@@ -360,7 +332,7 @@ def _base62(value: int, width: int) -> str:
     return "".join(reversed(digits)).rjust(width, "0")
 
 
-def _keys() -> sa.Select[Any]:
+def select_keys() -> sa.Select[Any]:
     """Keys with the limits of their project and organisation."""
     return (
         sa.select(
@@ -374,7 +346,8 @@ def _keys() -> sa.Select[Any]:
     )
 
 
-def _limits_out(limits: Limits) -> dict[str, Any]:
+def limits_out(limits: Limits) -> dict[str, Any]:
+    """Return limits as they are stored."""
     built: dict[str, Any] = msgspec.to_builtins(limits)
     return built
 
@@ -403,7 +376,8 @@ def _project(row: sa.RowMapping) -> Project:
     )
 
 
-def _key(row: sa.RowMapping) -> ApiKey:
+def map_key(row: sa.RowMapping) -> ApiKey:
+    """Return the key in a row of `select_keys`."""
     return ApiKey(
         id=row["id"],
         organisation_id=row["organisation_id"],

@@ -10,13 +10,14 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gateway.bounds import Bounds
 from gateway.limits import NO_LIMITS, Limits
 from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
 from gateway.tenants import ApiKey, KeyKnown, NoSuchTenant, Tenants, hash_key
 from pdgate.connection import open_database
 from pdgate.output import AsJson, show, show_json
 from pdgate.preflight import CannotStart
-from pdgate.tenant_commands import find_org, operator, publish, when
+from pdgate.tenant_commands import BoundsRow, find_org, operator, publish, read_bounds, when
 
 keys = typer.Typer(help="API keys of an organisation.", no_args_is_help=True)
 
@@ -149,6 +150,32 @@ def list_keys(org: Org, as_json: AsJson = False) -> None:
             return [_key_row(key) for key in await tenants.list_keys(organisation.id)]
 
     show(asyncio.run(run()), as_json=as_json)
+
+
+@keys.command("set")
+def set_key(
+    key_id: KeyId,
+    org: Org,
+    limits: Annotated[str, typer.Option(help="Its limits, JSON, in place of the old.")] = "{}",
+    scopes: Annotated[str, typer.Option(help="Its scopes, JSON, in place of the old.")] = "{}",
+    as_json: AsJson = False,
+) -> None:
+    """Set the limits and scopes of a key, from its next request on."""
+    wanted = read_bounds(limits, scopes)
+
+    async def run() -> BoundsRow:
+        async with open_database() as database:
+            organisation = await find_org(Tenants(database), org)
+            try:
+                bound = await Bounds(database).set_key(
+                    organisation.id, key_id, limits=wanted[0], scopes=wanted[1], actor=operator()
+                )
+            except NoSuchTenant as error:
+                raise CannotStart(str(error)) from None
+            await publish(database)
+            return BoundsRow(id=key_id, limits=wanted[0], scopes=wanted[1], keys=len(bound))
+
+    show([asyncio.run(run())], as_json=as_json)
 
 
 @keys.command("revoke")

@@ -10,10 +10,11 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from contracts.catalog import read_catalog
+from gateway.bounds import Bounds
 from gateway.changes import Announcer, HoldBook
 from gateway.holds import READ_ONLY, SUSPENDED, Hold
 from gateway.limits import Limits
-from gateway.scopes import Scopes, WrongNetwork, check_scopes
+from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
 from gateway.tenants import NoSuchTenant, Organisation, Tenants
 from pdgate.connection import open_database, open_redis
 from pdgate.layout import catalog_file
@@ -38,14 +39,21 @@ class OrganisationRow(msgspec.Struct, frozen=True, kw_only=True):
     created: str
 
 
-class ProjectRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A project as it is printed."""
+class BoundsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What binds an organisation, a project or a key, as it is printed."""
 
     id: str
-    organisation: str
     limits: Limits
     scopes: Scopes
-    keys: int  # that know it from now on
+    keys: int  # that it binds
+
+
+class _StrictLimits(Limits, frozen=True, forbid_unknown_fields=True):
+    """A misspelt limit would be none."""
+
+
+class _StrictScopes(Scopes, frozen=True, forbid_unknown_fields=True):
+    """A misspelt scope would be none."""
 
 
 class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +97,25 @@ def list_orgs(as_json: AsJson = False) -> None:
     show(asyncio.run(run()), as_json=as_json)
 
 
+@orgs.command("set-limits")
+def set_org_limits(
+    org: OrgArgument,
+    limits: Annotated[str, typer.Option(help="Limits of all its keys together, JSON, in place of the old.")],
+    as_json: AsJson = False,
+) -> None:
+    """Set the limits of an organisation, such as '{"tokens_per_minute": 90000, "concurrent_requests": 64}'."""
+    wanted, _ = read_bounds(limits, "{}")
+
+    async def run() -> BoundsRow:
+        async with open_database() as database:
+            organisation = await find_org(Tenants(database), org)
+            bound = await Bounds(database).set_organisation(organisation.id, limits=wanted, actor=operator())
+            await publish(database)
+            return BoundsRow(id=organisation.id, limits=wanted, scopes=NO_SCOPES, keys=len(bound))
+
+    show([asyncio.run(run())], as_json=as_json)
+
+
 @orgs.command("set-project")
 def set_project(
     org: OrgArgument,
@@ -98,25 +125,19 @@ def set_project(
     as_json: AsJson = False,
 ) -> None:
     """Set the limits and scopes of a project, such as '{"tokens_per_minute": 90000}' and '{"models": ["smollm2"]}'."""
-    try:
-        wanted = msgspec.json.decode(limits, type=Limits), check_scopes(msgspec.json.decode(scopes, type=Scopes))
-    except (msgspec.DecodeError, WrongNetwork) as error:
-        raise CannotStart(str(error)) from None
+    wanted = read_bounds(limits, scopes)
 
-    async def run() -> ProjectRow:
+    async def run() -> BoundsRow:
         async with open_database() as database:
-            tenants = Tenants(database)
-            organisation = await find_org(tenants, org)
+            organisation = await find_org(Tenants(database), org)
             try:
-                changed = await tenants.set_project(
+                bound = await Bounds(database).set_project(
                     organisation.id, project, limits=wanted[0], scopes=wanted[1], actor=operator()
                 )
             except NoSuchTenant as error:
                 raise CannotStart(str(error)) from None
             await publish(database)
-            return ProjectRow(
-                id=project, organisation=organisation.id, limits=wanted[0], scopes=wanted[1], keys=len(changed)
-            )
+            return BoundsRow(id=project, limits=wanted[0], scopes=wanted[1], keys=len(bound))
 
     show([asyncio.run(run())], as_json=as_json)
 
@@ -198,6 +219,16 @@ def operator() -> str:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):
         return "cli"
+
+
+def read_bounds(limits: str, scopes: str) -> tuple[Limits, Scopes]:
+    """Return limits and scopes from JSON. Raises CannotStart."""
+    try:
+        return msgspec.json.decode(limits, type=_StrictLimits), check_scopes(
+            msgspec.json.decode(scopes, type=_StrictScopes)
+        )
+    except (msgspec.DecodeError, WrongNetwork) as error:
+        raise CannotStart(str(error)) from None
 
 
 async def find_org(tenants: Tenants, org: str) -> Organisation:

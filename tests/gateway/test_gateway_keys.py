@@ -14,6 +14,7 @@ from gateway_rig import HELLO, Rig, events_of, eventually, running_rig
 from contracts.errors import ModelNotFound, PermissionDenied
 from contracts.lifecycle import FinishReason, Phase
 from contracts.usage import Outcome
+from gateway.bounds import Bounds
 from gateway.changes import Announcer, HoldBook
 from gateway.holds import READ_ONLY, SUSPENDED, Hold
 from gateway.limits import Limits
@@ -132,7 +133,7 @@ async def test_a_key_outside_its_scopes_is_refused_by_name(rig: Rig):
 
 async def test_a_projects_scopes_bind_its_keys_from_the_next_request(rig: Rig):
     assert code_of(await post(rig, NO_MODEL)) == (404, "model_not_found")
-    await rig.tenants.set_project(
+    await Bounds(rig.gateway.engine).set_project(
         rig.org.id, rig.project.id, limits=Limits(requests_per_minute=7), scopes=Scopes(endpoints=("/v1/files",))
     )
     assert await announcer(rig).publish_pending() >= 1
@@ -274,7 +275,9 @@ async def test_a_gateway_that_starts_knows_what_is_held(rig: Rig):
 
 
 async def test_what_a_request_says_of_itself_is_in_its_usage_event_and_no_longer_than_allowed(rig: Rig):
-    await rig.tenants.set_project(rig.org.id, rig.project.id, limits=Limits(), scopes=Scopes(hashes_identifiers=True))
+    await Bounds(rig.gateway.engine).set_project(
+        rig.org.id, rig.project.id, limits=Limits(), scopes=Scopes(hashes_identifiers=True)
+    )
     await announcer(rig).publish_pending()
     body = {**HELLO, "user": "u" * 500, "safety_identifier": "person@example.org", "metadata": {"team": "red"}}
     headers = {"x-request-id": "their-name", "traceparent": "garbage" * 100}
@@ -289,3 +292,16 @@ async def test_what_a_request_says_of_itself_is_in_its_usage_event_and_no_longer
     assert (len(said.user), said.reference, dict(said.tags)) == (128, "their-name", {"team": "red"})
     assert len(said.safety_identifier) == 32
     assert "person" not in said.safety_identifier
+
+
+async def test_a_request_that_was_admitted_as_its_key_was_revoked_does_not_run(rig: Rig):
+    """The revocation is seen between the reservation and the table of running requests."""
+    rig.gateway.auth.revoked(rig.key.id)  # the shard does not know it yet, so the reservation passes
+    answer = await post(rig)
+    assert code_of(answer) == (401, "invalid_api_key")
+    assert len(rig.gateway.table) == 0
+
+    async def nothing_reserved() -> bool:
+        return not [key async for key in rig.redis.scan_iter(match="*:res:*")]
+
+    await eventually(nothing_reserved)

@@ -6,6 +6,7 @@ from gateway_rig import HELLO, POOL, Rig, eventually
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Phase
+from gateway.bounds import Bounds
 from gateway.limits import Limits
 
 
@@ -165,7 +166,7 @@ async def test_keys_are_listed_without_secrets_and_limits_can_be_replaced(rig: R
     (key,) = await rig.tenants.list_keys(rig.org.id)
     assert rig.secret.startswith(key.prefix)
     assert rig.secret not in repr(key)
-    (changed,) = await rig.tenants.set_organisation_limits(rig.org.id, Limits(requests_per_minute=3))
+    (changed,) = await Bounds(rig.gateway.engine).set_organisation(rig.org.id, limits=Limits(requests_per_minute=3))
     assert changed.version == key.version + 1
     assert changed.organisation_limits == Limits(requests_per_minute=3)
 
