@@ -4,6 +4,7 @@ Each request writes to a `Part`, which renumbers its samples. The whole succeeds
 fails with the first part that does; the others are then broken off and cost nothing.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -67,14 +68,10 @@ class Part:
 
     def __init__(self, joint: Joint, output: Output, *, first: int) -> None:
         """`first` is the choice that its sample 0 is."""
+        self.first_sent_s: float | None = None  # of this part: its own times are settled
         self._joint = joint
         self._output = output
         self._first = first
-
-    @property
-    def first_sent_s(self) -> float | None:
-        """When the first token of any part left."""
-        return self._output.first_sent_s
 
     def placed(self) -> None:
         """Release the head of the response."""
@@ -82,6 +79,8 @@ class Part:
 
     def piece(self, sample: int, text: str) -> None:
         """Write the text of one chunk."""
+        if self.first_sent_s is None:
+            self.first_sent_s = time.monotonic()
         self._output.piece(self._first + sample, text)
 
     def flush(self) -> None:
@@ -90,6 +89,8 @@ class Part:
 
     def detailed(self, sample: int, text: str, detail: Detail) -> None:
         """Write a chunk that is more than text."""
+        if self.first_sent_s is None:
+            self.first_sent_s = time.monotonic()
         self._output.detailed(self._first + sample, text, detail)
 
     def sample_finished(self, sample: int, reason: FinishReason, matched_stop: str = "") -> None:

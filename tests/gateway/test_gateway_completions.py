@@ -93,6 +93,20 @@ async def test_a_stream_of_many_prompts_has_one_usage_chunk_and_one_done(rig: Ri
     assert [by_choice[i][-1]["finish_reason"] for i in (0, 1)] == ["length", "length"]
 
 
+async def test_each_prompt_has_its_own_times(rig: Rig):
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(rig.client.post("/v1/completions", json={**ASK, "prompt": ["one", "two"]}))
+        first, second = await rig.scheduler.submit(), await rig.scheduler.submit()
+        await play(rig, first, "a")
+        early = await rig.usage(first.rid)
+        await play(rig, second, "b")
+    assert asked.result().status_code == 200
+    late = await rig.usage(second.rid)
+    assert early.timings is not None
+    assert late.timings is not None
+    assert late.timings.ttft_ms > early.timings.total_ms
+
+
 async def test_when_one_prompt_fails_the_others_are_stopped_and_cost_nothing(rig: Rig):
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(rig.client.post("/v1/completions", json={**ASK, "prompt": ["one", "two"]}))
