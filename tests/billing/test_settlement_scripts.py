@@ -306,7 +306,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.booleans
 @settings(max_examples=30, deadline=None)
 @given(STEPS, st.integers(0, 1000))
 def test_a_budget_is_never_overspent_and_what_is_reserved_comes_back(valkey_url, steps, limit):
-    """Each step reserves an estimate; if granted, it settles now or at the end, at no more than the estimate."""
+    """Each step reserves an estimate and asks for more; what is granted settles now or at the end, within both."""
 
     async def run():
         client = redis_client(valkey_url)
@@ -320,13 +320,18 @@ def test_a_budget_is_never_overspent_and_what_is_reserved_comes_back(valkey_url,
             assert isinstance(answer, Reserved) == (spent + reserved + estimate <= limit)
             if not isinstance(answer, Reserved):
                 continue
-            event = usage_event(rid=rid, cost=min(actual, estimate))
+            more, paid = actual + 1, estimate
+            added = await scripts.extend(ORG, rid, more)
+            assert (added is None) == (spent + reserved + estimate + more <= limit)
+            if added is None:
+                paid += more
+            event = usage_event(rid=rid, cost=min(actual * 2, paid))
             if at_once:
                 await scripts.settle(event, {})
                 spent += event.cost
             else:
                 open_events.append(event)
-                reserved += estimate
+                reserved += paid
             assert await budget_of(client) == (spent, reserved)
         for event in open_events:
             await scripts.settle(event, {})

@@ -129,6 +129,31 @@ async def test_a_limit_of_requests_does_not_multiply_by_the_replicas(replicas: R
     assert int(await replicas.first.redis.hget(bucket, "level")) // 1000 == 1
 
 
+async def test_a_budget_of_racing_clients_is_spent_to_the_last_request_it_pays_for_and_not_beyond(replicas: Replicas):
+    await replicas.tenant()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(replicas.ask(0, max_tokens=20))
+        submit = await replicas.scheduler.submit()
+        prompt = len(submit.prompt) // 4
+        await replicas.serve(submit, tokens=20)
+    assert first.result().status_code == 200
+    each = prompt * 100 + 20 * 400
+    await replicas.tenant(org_limits=Limits(budget_nano=3 * each + each // 2))
+    async with asyncio.TaskGroup() as tasks:
+        racing = [tasks.create_task(replicas.ask(i, max_tokens=20)) for i in range(12)]
+        submits = [await replicas.scheduler.submit() for _ in range(3)]
+        await eventually(lambda: sum(task.done() for task in racing) == 9)
+        for submit in submits:
+            await replicas.serve(submit, tokens=20)
+    refused = [task.result() for task in racing if task.result().status_code != 200]
+    assert {answer.json()["error"]["code"] for answer in refused} == {"insufficient_quota"}
+    for submit in submits:
+        await replicas.first.usage(submit.rid)
+    org = replicas.first.org.id
+    money = await replicas.first.redis.hgetall(keys.budget(org, "org", org))
+    assert {name: int(value) for name, value in money.items()} == {b"spent": 3 * each, b"reserved": 0}
+
+
 async def test_663_tokens_do_not_pass_a_limit_of_100(replicas: Replicas):
     await replicas.tenant(limits=Limits(generated_tokens_per_minute=100))
     over = await replicas.ask(0, max_tokens=663)

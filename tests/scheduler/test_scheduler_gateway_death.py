@@ -9,9 +9,21 @@ from contracts import keys
 from contracts.identity import shard_of
 from contracts.lifecycle import FinishReason, Path, Role
 from contracts.rating import Tokens, cost
-from contracts.settlement import Budget, Reservation, Reserved, SettlementScripts, encode_owner
+from contracts.settlement import (
+    METER_GENERATED,
+    Budget,
+    Lease,
+    Rate,
+    Reservation,
+    Reserved,
+    SettlementScripts,
+    encode_owner,
+)
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import FIELD
+
+BUCKET = keys.rate_bucket(OWNER.org, "org", OWNER.org, METER_GENERATED)
+LEASES = keys.concurrency_leases(OWNER.org, "org", OWNER.org)
 
 
 async def reserve(rig: Rig, request: GatewayRequest) -> None:
@@ -28,10 +40,13 @@ async def reserve(rig: Rig, request: GatewayRequest) -> None:
             key_state="active:1",
             owner=encode_owner(OWNER),
             pool=POOL,
+            rates=[Rate(key=BUCKET, meter=METER_GENERATED, limit=6000, amount=3000)],
+            leases=[Lease(key=LEASES, limit=4)],
             budgets=[Budget(key=keys.budget(OWNER.org, "org", OWNER.org), limit=10**12, amount=1000)],
         ),
     )
     assert isinstance(answer, Reserved)
+    assert await SettlementScripts(rig.redis).extend(OWNER.org, request.rid, 500) is None
 
 
 async def events(rig: Rig) -> list[UsageEvent]:
@@ -57,6 +72,9 @@ async def settled(rig: Rig, pool, request: GatewayRequest) -> UsageEvent:
     assert not await rig.redis.exists(keys.reservation(OWNER.org, request.rid))
     budget = await rig.redis.hgetall(keys.budget(OWNER.org, "org", OWNER.org))
     assert budget == {b"reserved": b"0", b"spent": str(found[0].cost).encode()}
+    assert await rig.redis.zcard(LEASES) == 0
+    assert int(await rig.redis.hget(BUCKET, "level")) >= 6_000_000 - found[0].tokens.decode * 1000
+    assert not await rig.redis.exists(keys.reservation_added(OWNER.org, request.rid))
     return found[0]
 
 
