@@ -24,6 +24,11 @@ decode = "0.40"
 [models.smollm2.tiers.default]         # SLO targets
 ttft_ms = 4000
 tpot_ms = 400
+
+[routes.assistant]                     # a name for two models: see Route
+primary = "large"
+local = "smollm2"
+local_share = 0.2
 ```
 """
 
@@ -92,8 +97,23 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     created_unix_s: int = 1_730_000_000
 
 
+class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A public name that stands for two models. Who asks for it agrees to be served by the small local one.
+
+    The local model takes a share of the requests, short prompts, and everything while the primary's pool is down or
+    degraded; each answer names, and is billed as, the model that made it.
+    """
+
+    primary: str
+    local: str
+    local_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    local_up_to_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Prompts up to this length go there, estimated at four bytes of the body a token."""
+
+
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Mapping[str, Model]
+    routes: Mapping[str, Route] = {}
     currency: str = "EUR"
 
 
@@ -103,6 +123,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, Model]
     currency: str
     revision: str
+    routes: Mapping[str, Route] = {}
 
     def find(self, name: str) -> tuple[str, Model] | None:
         """Return the public name and the model for a name or alias."""
@@ -125,6 +146,15 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     def pools(self) -> tuple[str, ...]:
         """Every pool once, in the file's order."""
         return tuple(dict.fromkeys(self.pool_of(name) for name in self.models))
+
+
+def _check_routes(file: FilePath, parsed: _File, names: Mapping[str, str]) -> None:
+    for name, route in parsed.routes.items():
+        if name in names:
+            raise CatalogError(f"{file}: '{name}' names both {names[name]} and a route")
+        for public in (route.primary, route.local):
+            if public not in parsed.models:
+                raise CatalogError(f"{file}: routes.{name} needs the model '{public}', which is not there")
 
 
 def read_catalog(file: FilePath) -> Catalog:
@@ -156,4 +186,10 @@ def read_catalog(file: FilePath) -> Catalog:
                 model.price.nano(field)
             except CatalogError as error:
                 raise CatalogError(f"{file}: models.{public}.{error}") from None
-    return Catalog(models=parsed.models, currency=parsed.currency, revision=hashlib.sha256(raw).hexdigest()[:12])
+    _check_routes(file, parsed, seen)
+    return Catalog(
+        models=parsed.models,
+        routes=parsed.routes,
+        currency=parsed.currency,
+        revision=hashlib.sha256(raw).hexdigest()[:12],
+    )

@@ -87,6 +87,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     adapter: str = ""
     parsing: Parsing | None = None
     session: str = ""  # affinity key
+    local: bool = False  # the small model of a route, instead of the one that was asked for
 
 
 class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):

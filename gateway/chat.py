@@ -72,7 +72,9 @@ class Chat:
 
         `body_bytes` is the size of the conversation where it is not that of the body.
         """
-        model = self._models.servable(chat.model)
+        model = self._models.servable(chat.model, body_bytes=body_bytes or len(arrival.body))
+        if chat.model != model.name:  # an alias, or a route: from here on the model that serves
+            chat = msgspec.structs.replace(chat, model=model.name)
         biases = biases_of(chat.logit_bias, vocabulary=model.prompt.vocabulary)
         extras = template_extras(chat, model.prompt.variables)
         return Work(

@@ -50,7 +50,7 @@ class Completions:
         """Admit a request and write it to the inbox. Raises one of contracts.errors."""
         asked = decode_completion(arrival.body)
         prompts = asked.prompts()
-        model = self._models.servable(asked.model)
+        model = self._models.servable(asked.model, body_bytes=len(arrival.body))
         ids = [await self._ids(model, prompt) for prompt in prompts]
         echoed = [await self._text(model, prompt) for prompt in prompts] if asked.echo else [""] * len(prompts)
         work = Work(

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from contracts import keys
 from contracts.catalog import Catalog
 from contracts.lifecycle import HandOff, Role, WorkerState
+from contracts.series import read_series
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration, WorkerRef
 from gateway.attach import WorkerLink
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 LOST_AFTER_S: Final = 6.0
 _MEMORY_SAMPLES: Final = 5
 _LOOK_TIMEOUT_S: Final = 2.0
+_RUNG_HOLDS_MS: Final = 20_000
+_DEGRADED: Final = frozenset({"local", "unavailable"})
 
 _decoder = msgspec.msgpack.Decoder(Registration)
 
@@ -37,6 +40,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[Registration] = ()
     inbox_entries: int = 0
     inbox_bytes: int = 0
+    rung: str = "normal"  # of the degrade ladder; only of pools that have a local model beside them
 
 
 class Fleet:
@@ -49,6 +53,7 @@ class Fleet:
         self._gateway_id = gateway_id
         self._period_s = period_s
         self._pools: Mapping[str, PoolView] = {pool: PoolView() for pool in catalog.pools}
+        self._primaries = {catalog.pool_of(route.primary) for route in catalog.routes.values()}
         self._links: dict[str, WorkerLink] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -70,6 +75,10 @@ class Fleet:
         able = {w.role for w in ready if hand_off in w.hand_offs}
         lacking = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in able]
         return f"no ready {' and no ready '.join(lacking)} worker" if lacking else None
+
+    def degraded(self, pool: str) -> bool:
+        """Return whether a pool is so short of capacity that a local model should serve instead."""
+        return self.pool(pool).rung in _DEGRADED
 
     def simulated(self, pool: str) -> bool:
         """Return whether a timed engine makes the pool's text."""
@@ -143,7 +152,14 @@ class Fleet:
             answer: Any = self._redis.mget([keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids])
             leases = await answer
         workers = [worker for raw in leases if raw is not None and (worker := _registration(raw)) is not None]
-        return PoolView(workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0)
+        rung = await self._rung_of(pool) if pool in self._primaries else "normal"
+        return PoolView(workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0, rung=rung)
+
+    async def _rung_of(self, pool: str) -> str:
+        """Return what the pool's scheduler said last, if that is not old."""
+        since_ms = int(time.time() * 1000) - _RUNG_HOLDS_MS
+        points = await read_series(self._redis, pool, since_unix_ms=since_ms, count=1)
+        return points[-1].rung if points else "normal"
 
     def _give_up_lost(self) -> None:
         leased = {worker.worker_id for view in self._pools.values() for worker in view.workers}

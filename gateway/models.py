@@ -1,6 +1,7 @@
 """Which models can be served now, and what is missing for the others."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from contracts.catalog import Catalog, Model
+from contracts.catalog import Catalog, Model, Route
 from contracts.errors import ModelNotFound, NoCapacity, ServingError
 from gateway.fleet import Fleet
 from gateway.prices import Prices
@@ -17,6 +18,7 @@ from gateway.prompt import ChatPrompt, PromptWorkshop, TokenizerUnusable
 log = structlog.get_logger()
 
 _LOOK_S: Final = 0.5
+_BYTES_PER_TOKEN: Final = 4
 
 
 class Servable(msgspec.Struct, frozen=True):
@@ -26,6 +28,7 @@ class Servable(msgspec.Struct, frozen=True):
     model: Model
     pool: str
     prompt: ChatPrompt
+    local: bool = False  # in place of the primary model of a route
 
 
 class Models:
@@ -41,14 +44,18 @@ class Models:
         self._workshop = workshop
         self._prompts: dict[str, ChatPrompt] = {}  # by tokenizer folder
         self._unusable: dict[str, str] = {}
+        self._draw = random.random
 
-    def servable(self, name: str) -> Servable:
-        """Return the model of that name or alias.
+    def servable(self, name: str, *, body_bytes: int = 0) -> Servable:
+        """Return the model of that name or alias; of a route, the model that takes this request.
 
         Raises:
             ModelNotFound: not in the catalogue.
             NoCapacity: its tokenizer or its price is missing, or no complete path of workers is ready.
         """
+        route = self.catalog.routes.get(name)
+        if route is not None:
+            return self._routed(route, body_bytes)
         found = self.catalog.find(name)
         if found is None:
             raise ModelNotFound(name)
@@ -57,6 +64,14 @@ class Models:
         if prompt is None or public not in self._prices.list_prices:
             raise _not_ready(public, self.missing(public), retry_after_s=10)
         return Servable(public, model, self.catalog.pool_of(public), prompt)
+
+    def _routed(self, route: Route, body_bytes: int) -> Servable:
+        down = bool(self.missing(route.primary)) or self._fleet.degraded(self.catalog.pool_of(route.primary))
+        short = body_bytes <= route.local_up_to_tokens * _BYTES_PER_TOKEN
+        wanted = down or (route.local_up_to_tokens and short) or self._draw() < route.local_share
+        if wanted and not self.missing(route.local):
+            return msgspec.structs.replace(self.servable(route.local), local=True)
+        return self.servable(route.primary)
 
     def tokenizer(self, name: str) -> tuple[ChatPrompt, Model]:
         """Return what encodes a model's prompts. Raises ModelNotFound, NoCapacity."""

@@ -365,6 +365,7 @@ class Starter:
             session=arrival.session or work.session,
             adapter=work.model.name if work.model.model.adapter else "",
             parsing=work.parsing,
+            local=work.model.local,
         )
 
 

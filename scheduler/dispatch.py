@@ -194,7 +194,9 @@ class Dispatcher:
         replaces = request.attempt
         request.attempt += 1
         request.placing = True
-        request.path = placement.path
+        # A pair is a pair whatever the model: who reads the path as such must find both sides.
+        local = request.submit.local and placement.prefill is None
+        request.path = Path.LOCAL if local else placement.path
         request.reason = placement.reason
         request.blocked_by = None
         self._router.placed(request, placement)

@@ -176,6 +176,18 @@ async def test_without_prefill_workers_short_prompts_run_on_unified_ones_and_it_
     assert again.placed[0].path is Path.PD
 
 
+async def test_what_a_local_model_serves_in_place_of_another_says_so(rig: Rig):
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(local=True)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await eventually(lambda: request.placed)
+    assert request.placed[0].path is Path.LOCAL
+    await gateway.finish(request)
+    await eventually(lambda: len(pool.term.book) == 0)
+
+
 async def test_batch_work_is_shed_before_interactive_work(rig: Rig):
     slow = replace(FAST, prefill=PrefillCost(fixed_ms=0.0, per_token_ms=2.0))
     await rig.worker(Role.UNIFIED, slow, max_running=2)
