@@ -13,11 +13,13 @@ import structlog
 from contracts.errors import Interrupted
 from contracts.identity import rid_from_bytes
 from contracts.lifecycle import FinishReason, HandOff, Phase, RequestState
+from contracts.perf import LatencyModel
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_FROM_PB, counts_from_pb, stages_from_pb
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
 from scheduler.handoff import HandOffTimers
+from scheduler.links import Links
 from scheduler.registry import WorkerRegistry
 from scheduler.retries import Retries
 from scheduler.verdicts import Verdicts
@@ -41,6 +43,8 @@ class Attempts:
         registry: WorkerRegistry,
         hand_offs: HandOffTimers,
         retries: Retries,
+        links: Links,
+        latency: Callable[[], LatencyModel],
         stale_leader: Callable[[], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +56,8 @@ class Attempts:
         self._registry = registry
         self._hand_offs = hand_offs
         self._retries = retries
+        self._links = links
+        self._latency = latency
         self._stale_leader = stale_leader
         self._now_s = now_s
         self.caught_up = False
@@ -242,6 +248,8 @@ class Attempts:
                 self._dispatcher.prompt_stored(request)
             elif all(p.ended for p in request.side(Phase.PREFILL)):
                 self._hand_offs.stop(request)
+            if request.hand_off_now is HandOff.DIRECT and part.stages.transfer_ms:
+                self._handed_over(request, part)
         elif request.decode_ended:
             pass
         elif request.hand_off_now is HandOff.STORE:
@@ -254,6 +262,12 @@ class Attempts:
             log.warning("engine_failed", rid=request.rid, worker_id=part.worker.worker_id, error=part.error)
             self._verdicts.retry(request, "engine_error", exclude=[part.worker.worker_id])
         # ABORTED, READER_LOST, DEADLINE: the decode side ends for the same cause and says so.
+
+    def _handed_over(self, request: Request, part: Part) -> None:
+        expected_ms = self._latency().transfer.ms(request.input_tokens)
+        for decode in request.streaming_parts:
+            if decode.sample == part.sample:
+                self._links.handed_over(part.worker, decode.worker, ms=part.stages.transfer_ms, expected_ms=expected_ms)
 
     def _stored_prefill_broke_off(self, request: Request, part: Part, reason: FinishReason) -> None:
         """The decode side, which runs on its own with the store, hears of the request only when its prompt is done."""
@@ -328,7 +342,7 @@ class Attempts:
         pair = {part.worker.worker_id for part in request.parts.values()}
         for prefill in request.side(Phase.PREFILL):
             for decode in request.streaming_parts:
-                self._registry.pairs.doubt(prefill.worker, decode.worker, reason)
+                self._links.failed(prefill.worker, decode.worker, reason)
         log.warning("hand_off_failed", pool=self._pool, rid=request.rid, workers=sorted(pair), reason=reason)
         self._verdicts.retry(request, "hand_off", exclude=pair)
 

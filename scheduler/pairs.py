@@ -66,6 +66,7 @@ class Pair:
         self.answered: set[Phase] = set()
         self.expires_s = 0.0
         self.pause_s = PAUSE_FIRST_S
+        self.over_budget = False  # closed for its errors or its latency, not for want of a probe
         self.full = False  # one side had no free slot when the probe was sent
 
     @property
@@ -94,6 +95,8 @@ class Pairs:
         self._by_rid: dict[bytes, Pair] = {}
         self.barred: frozenset[PairKey] = frozenset()
         """Pairs that fit and take no traffic."""
+        self.over_budget: frozenset[PairKey] = frozenset()
+        """Those of them whose link broke its budget."""
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(tuple(self._pairs.values()))
@@ -128,13 +131,20 @@ class Pairs:
                 self._pairs[ids] = Pair(prefill, decode, trusted=not (_answers(prefill) and _answers(decode)))
         self._bar()
 
-    def doubt(self, prefill: Worker, decode: Worker, why: str) -> None:
-        """A hand-off between these two failed: no traffic until a probe has gone through."""
+    def doubt(
+        self, prefill: Worker, decode: Worker, why: str, *, pause_s: float = 0.0, over_budget: bool = False
+    ) -> None:
+        """A hand-off between these two failed, or took too long: no traffic until a probe has gone through.
+
+        The probe comes after `pause_s`. `over_budget`: not the first time (policy.links).
+        """
         pair = self._pairs.get((prefill.worker_id, decode.worker_id))
-        if pair is None or pair.trusted or pair.state is not PairState.OPEN:
+        if pair is None or pair.trusted or (pair.state is not PairState.OPEN and not over_budget):
             return
+        self._end_probe(pair)
         log.warning("pair_in_doubt", prefill=prefill.worker_id, decode=decode.worker_id, why=why)
-        pair.state, pair.error, pair.due_s = PairState.UNPROBED, why, 0.0
+        pair.state, pair.error, pair.due_s = PairState.UNPROBED, why, self._now_s() + pause_s if pause_s else 0.0
+        pair.over_budget = over_budget
         self._bar()
 
     def heard(self, worker: Worker, result: pb.ProbeResult) -> bool:
@@ -152,7 +162,7 @@ class Pairs:
         if len(pair.answered) < 2:
             return False
         self._end_probe(pair)
-        pair.state, pair.error, pair.pause_s = PairState.OPEN, "", PAUSE_FIRST_S
+        pair.state, pair.error, pair.pause_s, pair.over_budget = PairState.OPEN, "", PAUSE_FIRST_S, False
         self._bar()
         log.info("pair_open", prefill=pair.ids[0], decode=pair.ids[1], probe_ms=round(pair.probe_ms, 1))
         return True
@@ -231,6 +241,7 @@ class Pairs:
 
     def _bar(self) -> None:
         self.barred = frozenset(ids for ids, pair in self._pairs.items() if pair.state is not PairState.OPEN)
+        self.over_budget = frozenset(ids for ids, pair in self._pairs.items() if pair.over_budget)
 
 
 def _answers(worker: Worker) -> bool:

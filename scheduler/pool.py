@@ -30,6 +30,7 @@ from scheduler.helm import Helm, HelmSettings
 from scheduler.inbox import Inbox
 from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
+from scheduler.links import Links
 from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
@@ -254,6 +255,8 @@ class Term:
             registry=registry,
             hand_offs=HandOffTimers(minimum_s=timing.hand_off_min_s, factor=timing.hand_off_factor),
             retries=self.retries,
+            links=Links(pool, registry.pairs),
+            latency=lambda: memory.router.latency,
             stale_leader=self._deposed.set,
         )
         self.intake = Intake(pool, self.dispatcher, self.verdicts, self.retries, self.outbox)

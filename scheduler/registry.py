@@ -101,7 +101,11 @@ class WorkerRegistry:
         self._links: dict[str, _Link] = {}
         self._listener: WorkerListener | None = None
         self._cluster = ClusterView()
-        self._cluster_of: tuple[tuple[WorkerView, ...], frozenset[PairKey]] = ((), frozenset())
+        self._cluster_of: tuple[tuple[WorkerView, ...], frozenset[PairKey], frozenset[PairKey]] = (
+            (),
+            frozenset(),
+            frozenset(),
+        )
         self._look = asyncio.Event()  # leases have changed, somebody says
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -117,9 +121,10 @@ class WorkerRegistry:
 
     def cluster(self) -> ClusterView:
         """Return all workers as policy sees them."""
-        seen = tuple(link.worker.view() for link in self._links.values()), self.pairs.barred
+        views = tuple(link.worker.view() for link in self._links.values())
+        seen = views, self.pairs.barred, self.pairs.over_budget
         if seen != self._cluster_of:
-            self._cluster, self._cluster_of = ClusterView.of(seen[0], barred=seen[1]), seen
+            self._cluster, self._cluster_of = ClusterView.of(views, barred=seen[1], over_budget=seen[2]), seen
         return self._cluster
 
     @property

@@ -14,7 +14,8 @@ from scheduler.book import Request
 from scheduler.policy.cluster import ClusterView
 from scheduler.policy.fairness import TokenWeights
 from scheduler.policy.lengths import LengthModel
-from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits, score
+from scheduler.policy.links import place_over_links
+from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits
 from scheduler.policy.sizing import Asked, size_up
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.prefixes import Prefixes
@@ -114,7 +115,7 @@ class Router:
             draw=self._draw(),
             background=request.tier == BATCH_TIER,
         )
-        return score(request.view(), cluster, self._scoring, outlook)
+        return place_over_links(request.view(), cluster, self._scoring, outlook)
 
     def _hits(self, request: Request) -> Mapping[str, int]:
         if not request.blocks:

@@ -51,12 +51,20 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     decode: tuple[WorkerView, ...] = ()
     unified: tuple[WorkerView, ...] = ()
     barred: frozenset[tuple[str, str]] = frozenset()  # prefill and decode ids that fit and must not be paired now
+    over_budget: frozenset[tuple[str, str]] = frozenset()  # those of them whose link fails or is slow
 
     @classmethod
-    def of(cls, workers: tuple[WorkerView, ...], *, barred: frozenset[tuple[str, str]] = frozenset()) -> "ClusterView":
+    def of(
+        cls,
+        workers: tuple[WorkerView, ...],
+        *,
+        barred: frozenset[tuple[str, str]] = frozenset(),
+        over_budget: frozenset[tuple[str, str]] = frozenset(),
+    ) -> "ClusterView":
         """Return the view of these workers, each under its own role."""
         return cls(
             barred=barred,
+            over_budget=over_budget,
             prefill=tuple(w for w in workers if w.role is Role.PREFILL),
             decode=tuple(w for w in workers if w.role is Role.DECODE),
             unified=tuple(w for w in workers if w.role is Role.UNIFIED),

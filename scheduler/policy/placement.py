@@ -16,6 +16,7 @@ class Reason(enum.StrEnum):
     SHORT_PROMPT = "short_prompt"  # a unified worker with room, pairs exist
     UNIFIED_POOL = "unified_pool"  # the pool has no pair
     PAIR_DOWN = "pair_down"  # fallback: no ready pair
+    LINK_DOWN = "link_down"  # by the store or a unified worker: the links between pairs fail or are slow
     PAIR_FULL = "pair_full"  # fallback: a ready pair has no room
     DEGRADED = "degraded"  # fallback: the degrade ladder sent it to a unified worker
     NO_WORKER = "no_worker"  # nothing is ready

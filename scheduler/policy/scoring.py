@@ -194,7 +194,7 @@ def _pair(
     if not decodes:
         return NotScored(reason=_why(request, cluster.decode, promised), short_of=Role.DECODE)
     prefills = _prefills(request, cluster.prefill, limits, outlook)
-    barred = cluster.barred
+    barred = _barred(request, cluster)
     best = _best_pair(prefills, decodes, limits, outlook, barred)
     if best is None and not limits.same_zone:
         best = _best_pair(prefills, decodes, limits, outlook, barred, zones=False)
@@ -215,6 +215,11 @@ def _pair(
         predicted_ttft_ms=prefill.cost_ms + outlook.latency.transfer.ms(request.prompt_tokens) + decode.cost_ms,
         predicted_step_ms=decode.cost_ms,
     )
+
+
+def _barred(request: RequestView, cluster: ClusterView) -> frozenset[tuple[str, str]]:
+    """Return the pairs that must not hand over; by the store nothing goes from one worker to the other."""
+    return cluster.barred if request.hand_off is HandOff.DIRECT else frozenset()
 
 
 def _kind(worker: WorkerView, *, zones: bool) -> tuple[Compatibility, str]:
@@ -276,7 +281,7 @@ def _may_pair(request: RequestView, cluster: ClusterView, limits: ScoringLimits)
     takers = [w for w in cluster.decode if w.ready and request.hand_off in w.hand_offs]
     return any(
         _kind(giver, zones=zones) == _kind(taker, zones=zones)
-        and (giver.worker_id, taker.worker_id) not in cluster.barred
+        and (giver.worker_id, taker.worker_id) not in _barred(request, cluster)
         for giver in ready
         for taker in takers
     )
