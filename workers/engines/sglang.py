@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from contracts.wire import Counts, Stages, unpack_ids
 from workers.engine import End, EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
 from workers.engines.continued_text import ContinuedText
 from workers.engines.pieces import Pieces
+from workers.engines.prefill_watch import PrefillWatch
 from workers.engines.sglang_answer import ONE_TOKEN, Answer, sampling_params
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
 from workers.engines.sglang_kv import KvFeed, page_fits
@@ -92,6 +94,7 @@ class SglangEngine:
         self._vocabulary = int(self._tm.model_config.vocab_size)
         self._end_tokens = {*(self._tm.model_config.hf_eos_token_id or ()), self._tm.tokenizer.eos_token_id}
         self._jobs: dict[str, Job] = {}
+        self._prompts = PrefillWatch()
         self._aborting: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._snapshot: Any = None
@@ -134,6 +137,8 @@ class SglangEngine:
         self._check(job, ids)
         anatomy = self._parsers.anatomy(job, self._tm.tokenizer)
         self._jobs[job.engine_id] = job
+        if job.phase is Phase.PREFILL and job.hand_off is HandOff.DIRECT:
+            self._prompts.opened(job, outlet, time.time())
         self._tasks.create_task(self._serve(job, ids, outlet, anatomy))
 
     def abort(self, job: Job) -> None:
@@ -308,6 +313,7 @@ class SglangEngine:
                 end, counts=msgspec.structs.replace(end.counts, reasoning_tokens=pieces.reasoning_tokens)
             )
         del self._jobs[job.engine_id]
+        self._prompts.ended(job)
         self._aborting.discard(job.engine_id)
         if end.reason is FinishReason.STOP and end.stages.transfer_ms:
             self._transfers.append(end.stages.transfer_ms)
@@ -362,6 +368,12 @@ class SglangEngine:
         if not snapshots:
             return
         self._snapshot = snapshots[0]
+        if (queues := self._snapshot.disaggregation) is not None and self._facts.role is Role.PREFILL:
+            self._prompts.look(
+                at_unix_s=self._snapshot.timestamp,
+                waiting_for_peer=queues.prefill_bootstrap_queue_reqs,
+                in_transfer=queues.prefill_inflight_queue_reqs,
+            )
         computed = self._snapshot.total_prefill_uncached_tokens
         if computed != self._prefill_tokens:
             self._prefill_tokens = computed
