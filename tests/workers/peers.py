@@ -124,6 +124,7 @@ class Gateway:
         self._auto_ack = auto_ack
         self._handles: dict[int, Answer] = {}
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._channel: grpc.aio.Channel | None = None
         self._call = None
         self._reader: asyncio.Task | None = None
@@ -142,11 +143,15 @@ class Gateway:
         await self._channel.close()
 
     async def ack(self, seq: int) -> None:
-        await self._call.write(pb.AttachCommand(ack=pb.Ack(seq=seq)))
+        await self._write(pb.AttachCommand(ack=pb.Ack(seq=seq)))
+
+    async def _write(self, command: pb.AttachCommand) -> None:
+        async with self._writing:  # grpc.aio takes one write at a time
+            await self._call.write(command)
 
     async def abort(self, attempt: Attempt, *, all_samples: bool = False) -> None:
         abort = pb.Abort(id=attempt_to_pb(attempt), all_samples=all_samples, reason="test")
-        await self._call.write(pb.AttachCommand(abort=abort))
+        await self._write(pb.AttachCommand(abort=abort))
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:
         async with asyncio.timeout(within_s):
@@ -194,6 +199,7 @@ class Leader:
         self.epoch = epoch
         self.reports: list[pb.ControlReport] = []
         self._scheduler_id = scheduler_id
+        self._writing = asyncio.Lock()
         self._channel = grpc.aio.insecure_channel(address)
         self._call = worker_pb2_grpc.WorkerStub(self._channel).Control()
         self._changed = asyncio.Event()
@@ -211,7 +217,8 @@ class Leader:
         await self._channel.close()
 
     async def send(self, **command) -> None:
-        await self._call.write(pb.ControlCommand(**command))
+        async with self._writing:
+            await self._call.write(pb.ControlCommand(**command))
 
     def of(self, kind: str) -> list:
         return [getattr(r, kind) for r in self.reports if r.WhichOneof("report") == kind]
@@ -264,6 +271,10 @@ def submit_of(
         hand_off="" if phase is Phase.UNIFIED else "direct",
         **fields,
     )
+
+
+def prompt_of(num_tokens: int) -> list[int]:
+    return list(range(num_tokens))
 
 
 def new_attempt(number: int = 1, sample: int = 0) -> Attempt:
