@@ -4,7 +4,7 @@ import asyncio
 import random
 
 from contracts.lifecycle import FinishReason, Phase
-from tests.workers.peers import prompt_of, Pair, Worker, new_attempt, timed_pair, unified_bench
+from tests.workers.peers import Pair, Worker, new_attempt, prompt_of, timed_pair, unified_bench
 
 NUM_CANCELS = 1000
 WAVE = 100
