@@ -12,7 +12,7 @@ import msgspec
 
 from contracts import keys
 from contracts.errors import InsufficientQuota, RateLimited, ServingError
-from contracts.rating import Price, Tokens, cost, rate
+from contracts.rating import Price, rate
 from contracts.settlement import (
     METER_GENERATED,
     METER_PROMPT,
@@ -25,6 +25,7 @@ from contracts.settlement import (
     Rate,
     Reserved,
 )
+from contracts.units import NanoPerMillion
 
 MIN_USEFUL_TOKENS: Final = 16
 """Limits and budgets that leave less than this for the answer refuse the request."""
@@ -91,9 +92,16 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_nano(self) -> int:
-        """Return the cost if nothing is cached and every sample runs as long as is paid for."""
-        decode = self.paid_tokens * self.num_samples
-        return cost(Tokens(prefill_computed=self.prompt_tokens, decode=decode), self.price)
+        """Return the most that the request costs if every sample runs as long as is paid for."""
+        answer_nano = rate(self.paid_tokens * self.num_samples, self.price.decode)
+        return max(self.prompt_nano + answer_nano, self.price.minimum)
+
+    @property
+    def prompt_nano(self) -> int:
+        """Return the most that the prompt costs, whatever of it is cached."""
+        price = self.price
+        dearest = max(price.prefill_computed, price.prefill_cached, price.prefill_shared or 0)
+        return rate(self.prompt_tokens, NanoPerMillion(dearest))
 
     def of(self, meter: str) -> int:
         """Return what the request takes from a rate meter."""
@@ -167,7 +175,7 @@ def affordable_tokens(hit: LimitHit, asked: Claim, need: Need) -> int:
             case _:
                 left = 0
     elif hit.kind == "budget":
-        money = hit.available - rate(need.prompt_tokens, need.price.prefill_computed)
+        money = hit.available - need.prompt_nano
         left = money * 1_000_000 // need.price.decode if need.price.decode else 0
     return max(0, left // need.num_samples)
 

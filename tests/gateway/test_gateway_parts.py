@@ -5,6 +5,7 @@ import datetime as dt
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from gateway_rig import eventually
 from hypothesis import given
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from contracts.errors import BadRequest, ContextTooLong, DependencyDown, NoCapacity
 from contracts.lifecycle import FinishReason
-from contracts.rating import Price
+from contracts.rating import CacheScope, Price, Tokens, cost
 from contracts.settlement import LimitHit, Reserved
-from contracts.units import NanoPerMillion
+from contracts.units import Nano, NanoPerMillion
 from contracts.wire import Refused
 from gateway.auth import ASK_AGAIN_S, FRESH_S, STALE_S, Authenticator
 from gateway.limits import Limits, Need, Scope, affordable_tokens, claim, duration, headers
@@ -348,3 +349,22 @@ async def test_a_database_that_hangs_delays_one_request_of_a_key_not_each():
     now_s = STALE_S + 1
     with pytest.raises(DependencyDown):
         await auth.authenticate("Bearer pdg_abcdef")
+
+
+@pytest.mark.parametrize(
+    ("changes", "nano"),
+    [
+        ({}, 10 * 100 + 100 * 400),
+        ({"prefill_cached": NanoPerMillion(150_000_000)}, 10 * 150 + 100 * 400),  # cached tokens may cost more
+        ({"prefill_shared": NanoPerMillion(300_000_000)}, 10 * 300 + 100 * 400),
+        ({"minimum": Nano(50_000)}, 50_000),
+        ({"minimum": Nano(100)}, 10 * 100 + 100 * 400),
+    ],
+)
+def test_money_is_reserved_for_the_most_that_a_request_may_cost(changes, nano):
+    price = msgspec.structs.replace(PRICE, **changes)
+    wanted = Need(prompt_tokens=10, max_tokens=100, paid_tokens=100, num_samples=1, price=price)
+    assert wanted.cost_nano == nano
+    for cached in range(11):
+        tokens = Tokens(prefill_computed=10 - cached, prefill_cached=cached, decode=100)
+        assert all(cost(tokens, price, scope=scope) <= nano for scope in CacheScope)
