@@ -56,8 +56,11 @@ CHAT = Workload(
 )  # fmt: skip
 BATCH = Workload(
     name="batch", tier="batch", tenant="batch", prompt=Lengths(median=400, p90_over_median=2.0),
-    output=Lengths(median=60, p90_over_median=1.5), rate_rps=1.0, shared_prefixes=24, prefix_tokens=6144,
+    output=Lengths(median=60, p90_over_median=1.5), rate_rps=1.0, shared_prefixes=400, prefix_tokens=6144,
 )  # fmt: skip
+
+
+_LONGER = Lengths(median=3000, p90_over_median=2.0)
 
 
 def _alternating(period_s: float, length_s: float) -> Load:
@@ -76,8 +79,8 @@ def _beside_batch(seed: int) -> list[Arrival]:
 
 def _two_tenants(seed: int) -> list[Arrival]:
     """Return a tenant at its rate, and one that sends ten times as much: more than the pool can serve."""
-    quiet = msgspec.structs.replace(CHAT, tenant="quiet", rate_rps=7.0)
-    loud = msgspec.structs.replace(CHAT, tenant="loud", rate_rps=70.0)
+    quiet = msgspec.structs.replace(CHAT, tenant="quiet", prompt=_LONGER, rate_rps=7.0)
+    loud = msgspec.structs.replace(CHAT, tenant="loud", prompt=_LONGER, rate_rps=70.0)
     return list(merged(poisson(quiet, duration_s=300, seed=2 * seed), poisson(loud, duration_s=300, seed=2 * seed + 1)))
 
 
@@ -108,15 +111,15 @@ _CONVERSATION = _of_trace("conversation_trace.jsonl.xz", 2)
 
 ROWS = (
     Row(name="conversation", load=_CONVERSATION),
-    Row(name="azure-conv", load=_of_trace("AzureLLMInferenceTrace_conv.csv.xz", 22, 420.0)),
+    Row(name="azure-conv", load=_of_trace("AzureLLMInferenceTrace_conv.csv.xz", 22, 300.0)),
     Row(name="azure-code", load=_of_trace("AzureLLMInferenceTrace_code.csv.xz", 26, 480.0)),
     Row(name="wrong-start-direct", load=_CONVERSATION, first=Split(prefill=2, decode=6)),
     Row(name="wrong-start-store", load=_CONVERSATION, first=Split(prefill=2, decode=6), hand_off=HandOff.STORE),
     Row(name="halves", load=_halves),
-    Row(name="regimes-600", load=_alternating(600.0, 1800.0), regimes=True),
-    Row(name="regimes-300", load=_alternating(300.0, 1500.0), regimes=True),
-    Row(name="regimes-60-direct", load=_alternating(60.0, 900.0)),
-    Row(name="regimes-60-store", load=_alternating(60.0, 900.0), hand_off=HandOff.STORE),
+    Row(name="regimes-600", load=_alternating(600.0, 1200.0), regimes=True),
+    Row(name="regimes-300", load=_alternating(300.0, 1200.0), regimes=True),
+    Row(name="regimes-60-direct", load=_alternating(60.0, 600.0)),
+    Row(name="regimes-60-store", load=_alternating(60.0, 600.0), hand_off=HandOff.STORE),
     Row(name="batch", load=_beside_batch, rivals=False),
     Row(name="tenants", load=_two_tenants, rivals=False),
 )

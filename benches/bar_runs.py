@@ -1,7 +1,7 @@
 """Runs of the bars, each kept in a file once it is done, and the search for the best static split in hindsight."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ import scheduler.simulator
 from benches.bar_loads import TARGET, WORKERS, Load, Row
 from contracts.lifecycle import HandOff
 from scheduler.policy.queueing import Split
+from scheduler.simulator.arrivals import Arrival
 from scheduler.simulator.play import Policy, first_split, play
 from scheduler.simulator.report import met_targets
 from scheduler.simulator.setup import Placer, Setup
@@ -42,7 +43,7 @@ class Runner:
         self._directory = directory
         self._say = say
         self._code = {True: _fingerprint(controller=True), False: _fingerprint(controller=False)}
-        self._loads: dict[tuple[str, int], list] = {}
+        self._loads: dict[tuple[str, int], list[Arrival]] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     def run(
@@ -93,58 +94,52 @@ class Runner:
         self._say(f"{key}: {run.attainment:.1%}, {run.flips} flips, {run.end}")
         return run
 
-    def best_static(
-        self, name: str, load: Load, seed: int, hand_off: HandOff, starts: Sequence[Split]
-    ) -> tuple[Split, Run]:
-        """Return the best split of all three roles in hindsight: a climb over single moves from several starts."""
-        tried: dict[Split, float] = {}
+    def statics(self, name: str, load: Load, seed: int, hand_off: HandOff) -> dict[Split, Run]:
+        """Return static runs: pairs by a climb from the middle, and the candidates with unified workers."""
+        found: dict[Split, Run] = {}
 
         def value(split: Split) -> float:
-            if split not in tried:
-                tried[split] = self.run(name, load, seed, Policy.STATIC, split, hand_off=hand_off).attainment
-            return tried[split]
+            if split not in found:
+                found[split] = self.run(name, load, seed, Policy.STATIC, split, hand_off=hand_off)
+            return found[split].attainment
 
-        at = max(starts, key=value)
+        at = WORKERS // 2
         while True:
-            better = max(_neighbours(at), key=value)
-            if value(better) <= value(at) + 0.002:
+            near = [p for p in (at - 1, at, at + 1) if 0 < p < WORKERS]
+            better = max(near, key=lambda p: value(Split(prefill=p, decode=WORKERS - p)))
+            if better == at:
                 break
             at = better
-        best = max(tried, key=lambda split: tried[split])
-        return best, self.run(name, load, seed, Policy.STATIC, best, hand_off=hand_off)
+        for split in MIXED:
+            value(split)
+        return found
 
     def policy(self, row: Row, seed: int, policy: Policy) -> Run:
         """Return a policy's run from the row's first split, or its own."""
         split = row.first if row.first is not None and policy is not Policy.UNIFIED else first_split(policy, WORKERS)
         return self.run(row.name, row.load, seed, policy, split, hand_off=row.hand_off)
 
-    def _arrivals(self, name: str, load: Load, seed: int) -> list:
+    def _arrivals(self, name: str, load: Load, seed: int) -> list[Arrival]:
         if (name, seed) not in self._loads:
             self._loads = {(name, seed): load(seed)}  # one at a time: they are large
         return self._loads[name, seed]
 
 
-STARTS = (
-    Split(prefill=4, decode=4),
-    Split(prefill=6, decode=2),
-    Split(prefill=2, decode=6),
+MIXED = (
+    Split(prefill=5, decode=2, unified=1),
+    Split(prefill=4, decode=3, unified=1),
+    Split(prefill=2, decode=5, unified=1),
     Split(prefill=2, decode=2, unified=4),
     Split(unified=8),
 )
+"""Splits with unified workers that are tried."""
 
 
-def _neighbours(split: Split) -> Iterator[Split]:
-    """Yield the split after each possible single move; no half pairs."""
-    roles = ("prefill", "decode", "unified")
-    for giver in roles:
-        for taker in roles:
-            if giver == taker or not getattr(split, giver):
-                continue
-            counts = {role: getattr(split, role) for role in roles}
-            counts[giver] -= 1
-            counts[taker] += 1
-            if (counts["prefill"] > 0) == (counts["decode"] > 0):
-                yield Split(**counts)
+def best_of(runs: Mapping[Split, Run], *, pairs_only: bool = False) -> tuple[Split, Run]:
+    """Return the split that did best in hindsight."""
+    splits = [split for split in runs if not (pairs_only and split.unified)]
+    best = max(splits, key=lambda split: runs[split].attainment)
+    return best, runs[best]
 
 
 def _fingerprint(*, controller: bool) -> str:

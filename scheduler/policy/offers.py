@@ -117,13 +117,13 @@ def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float
 def _behind(sight: Sight, hold_s: float, limits: RatioLimits) -> float:
     """Return the share (0 to 1) of the time in which the split is one made for an earlier demand.
 
-    When the demand changes, workers need a while to come after it; demands that change faster than that are never
-    followed.
+    When the demand changes, workers need a while to come after it. Up to half of the time is accepted; demands that
+    change faster than workers move are never followed.
     """
     if not sight.past:
         return 0.0
-    follow_s = limits.detect_s + limits.moves_to_follow * _slowest_s(sight, limits)
-    return min(1.0, follow_s / hold_s)
+    follow_s = limits.detect_s + limits.moves_to_follow * _move_s(sight, limits)
+    return min(1.0, max(0.0, 2 * follow_s / hold_s - 1))
 
 
 def _weighted(sight: Sight, demand: Demand, behind: float) -> Sequence[Weighted]:
@@ -144,14 +144,15 @@ def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:
     return switch_s + (donor.drain_s if limits.drains else 0.0)
 
 
-def _slowest_s(sight: Sight, limits: RatioLimits) -> float:
-    """Return how long a change between prefill and decode takes, by the slower of the two donors."""
-    if not limits.drains:
-        return limits.switch_s
+def _move_s(sight: Sight, limits: RatioLimits) -> float:
+    """Return how long a change between prefill and decode takes, as the mean of both directions.
+
+    Where a worker need not be empty to change, what still runs on it slows down what it is to do for as long.
+    """
     least = [
         min((d.drain_s for d in sight.donors if d.role is role), default=0.0) for role in (Role.PREFILL, Role.DECODE)
     ]
-    return limits.switch_s + max(least)
+    return limits.switch_s + sum(least) / len(least)
 
 
 def _warm_s(donor: Donor, fleet: Fleet) -> float:

@@ -72,6 +72,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Busy share of the prefill workers; above 1.0 the backlog grows."""
     decode_load: float
     """KV tokens in use over those planned with, on decode workers."""
+    prefill_missed: float = 0.0
+    """Share (0 to 1) of the feasible requests whose prompt is late."""
+    decode_missed: float = 0.0
+    """Share (0 to 1) of them that find no room to decode in time."""
 
 
 NOTHING = Prediction(goodput_rps=0.0, unified_share=0.0, prefill_load=0.0, decode_load=0.0)
@@ -123,7 +127,7 @@ class Predictor:
         self._bursts: dict[float, float] = {}
         self._prefill: dict[tuple[int, _Part], tuple[float, float]] = {}
         self._decode: dict[tuple[int, _Part], tuple[float, float]] = {}
-        self._unified: dict[tuple[int, _Part], float] = {}
+        self._unified: dict[tuple[int, _Part], tuple[float, float]] = {}
 
     def predict(self, split: Split) -> Prediction:
         """Return the goodput of a split, with the best division of requests between its paths."""
@@ -134,13 +138,16 @@ class Predictor:
         for cut in self._cuts:
             if (cut.pairs.share and not pairs) or (cut.unified.share and not split.unified):
                 continue
-            met = prefill_load = decode_load = 0.0
+            met = prefill_load = decode_load = late = 0.0
             if cut.pairs.share:
                 prefill_load, in_time = self._prefill_side(split.prefill, cut.pairs)
                 decode_load, room = self._decode_side(split.decode, cut.pairs)
                 met += cut.pairs.share * in_time * room
+                late += cut.pairs.share * (1 - in_time)
             if cut.unified.share:
-                met += cut.unified.share * self._unified_side(split.unified, cut.unified)
+                in_time, room = self._unified_side(split.unified, cut.unified)
+                met += cut.unified.share * in_time * room
+                late += cut.unified.share * (1 - in_time)
             goodput_rps = met * self._demand.rate_rps * self._demand.feasible_share
             if best is NOTHING or goodput_rps > best.goodput_rps:
                 best = Prediction(
@@ -148,6 +155,8 @@ class Predictor:
                     unified_share=cut.unified.share,
                     prefill_load=prefill_load,
                     decode_load=decode_load,
+                    prefill_missed=late,
+                    decode_missed=1 - late - met,
                 )
         return best
 
@@ -209,13 +218,13 @@ class Predictor:
             self._decode[workers, part] = got
         return got
 
-    def _unified_side(self, workers: int, part: _Part) -> float:
+    def _unified_side(self, workers: int, part: _Part) -> tuple[float, float]:
         got = self._unified.get((workers, part))
         if got is None:
             got = self._unified[workers, part] = self._unified_met(workers, part)
         return got
 
-    def _unified_met(self, workers: int, part: _Part) -> float:
+    def _unified_met(self, workers: int, part: _Part) -> tuple[float, float]:
         demand, fleet = self._demand, self._fleet
         rate_rps = part.share * self._rate_rps * self._corrections.decode
         step_ms = fleet.planned_step_ms
@@ -236,7 +245,7 @@ class Predictor:
         )
         in_time = min(in_time, self._through_bursts(part, feasible_load, stretch))
         _, room = decode_room(demand, rate_rps=rate_rps, workers=workers, fleet=fleet, paced=True)
-        return in_time * room
+        return in_time, room
 
 
 def predict(split: Split, demand: Demand, fleet: Fleet, corrections: Corrections) -> Prediction:

@@ -77,6 +77,10 @@ def decide(
         verdict = _towards_pin(sight, limits)
     else:
         verdict = _half_a_pair(state, sight) or _best(state, sight, fleet, limits, now_s)
+    if verdict.now is not None:
+        state = msgspec.structs.replace(
+            state, prefill_foreseen=verdict.now.prefill_missed, decode_foreseen=verdict.now.decode_missed
+        )
     state = _with_favour(state, verdict)
     ticks = _ticks_needed(verdict, sight, limits, now_s)
     if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
@@ -141,7 +145,7 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
         why = Why.GAIN_TOO_SMALL
     elif not offer.pays:
         why = Why.PRICE_TOO_HIGH
-    elif _cooldown_left_s(state, limits, offer.way, offer.gain, now_s) > 0:
+    elif _cooldown_left_s(state, sight, limits, offer.way, offer.gain, now_s) > 0:
         why = Why.COOLING_DOWN
     else:
         why = Why.GAIN
@@ -174,14 +178,17 @@ def _towards_pin(sight: Sight, limits: RatioLimits) -> _Verdict:
     return _Verdict(Why.PINNED)
 
 
-def _cooldown_left_s(state: RatioState, limits: RatioLimits, way: Way | None, gain: float, now_s: float) -> float:
+def _cooldown_left_s(
+    state: RatioState, sight: Sight, limits: RatioLimits, way: Way | None, gain: float, now_s: float
+) -> float:
     if state.last_move_s is None:
         return 0.0
+    changed = bool(sight.alarms_s) and sight.alarms_s[-1] >= state.last_move_s  # then a reversal is no wavering
     wait_s = limits.cooldown_from_decode_s if state.last_from is Role.DECODE else limits.cooldown_s
     if way is not None and (way.from_role, way.to_role) == (state.last_from, state.last_to):
         if gain > limits.sure_gain:
             return 0.0
-    elif way is not None and (way.from_role, way.to_role) == (state.last_to, state.last_from):
+    elif way is not None and (way.from_role, way.to_role) == (state.last_to, state.last_from) and not changed:
         wait_s *= 2.0 ** min(state.reversals + 1, 4)
     return state.last_move_s + wait_s - now_s
 
@@ -190,7 +197,7 @@ def _cooldown_left_s(state: RatioState, limits: RatioLimits, way: Way | None, ga
 
 
 def _with_feedback(state: RatioState, sight: Sight, limits: RatioLimits, now_s: float) -> RatioState:
-    """Turn the gains by what was blamed; without new evidence they leak back to 1.
+    """Turn the gains by what was blamed beyond what was foreseen; without new evidence they leak back to 1.
 
     A gain stands still while what it asks for cannot happen or has not had time to work: during a move, in
     cooldown, while requests are refused, with too few samples, and upwards when nobody is left to give a worker.
@@ -202,17 +209,18 @@ def _with_feedback(state: RatioState, sight: Sight, limits: RatioLimits, now_s: 
         or blamed is None
         or blamed.feasible < limits.min_samples
         or blamed.refused_share > limits.max_refused_share
-        or _cooldown_left_s(state, limits, None, 0.0, now_s) > 0
+        or _cooldown_left_s(state, sight, limits, None, 0.0, now_s) > 0
     )
     leak = 0.5 ** (dt_s / limits.gain_half_life_s)
     gains = []
-    for role, other, gain in (
-        (Role.PREFILL, Role.DECODE, state.prefill_gain),
-        (Role.DECODE, Role.PREFILL, state.decode_gain),
+    for role, other, gain, foreseen in (
+        (Role.PREFILL, Role.DECODE, state.prefill_gain, state.prefill_foreseen),
+        (Role.DECODE, Role.PREFILL, state.decode_gain, state.decode_foreseen),
     ):
         push = 0.0
         if blamed is not None and not frozen:
-            push = (blamed.share(role) - limits.target_miss) * dt_s / limits.gain_time_s
+            # What the model expects anyway is in the prediction already.
+            push = (blamed.share(role) - max(limits.target_miss, foreseen)) * dt_s / limits.gain_time_s
             stuck = getattr(split, other) <= getattr(least, other) and split.unified <= least.unified
             push = min(push, 0.0) if stuck else push
         low, high = limits.gain_bounds

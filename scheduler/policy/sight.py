@@ -45,12 +45,12 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     confirm_ticks: int = 2
     patient_ticks: int = 12
     """Ticks in a row that must favour a move, by how clear its gain is."""
-    hold_s: float = 180.0
+    hold_s: float = 300.0
     """How long a demand is expected to last before any change was seen."""
     hold_bounds_s: tuple[float, float] = (15.0, 600.0)
     detect_s: float = 15.0
     """From a change of demand until it is certain enough to act on."""
-    moves_to_follow: float = 3.0
+    moves_to_follow: float = 2.0
     """Moves that a change of demand usually takes."""
     clear_s: float = 20.0
     """Time in which a backlog should be gone."""
@@ -86,6 +86,9 @@ class RatioState(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill_gain: float = 1.0
     decode_gain: float = 1.0
+    prefill_foreseen: float = 0.0
+    decode_foreseen: float = 0.0
+    """Misses of either side that the model expects of the split as it is, 0.0 to 1.0."""
     last_tick_s: float | None = None
     last_move_s: float | None = None
     last_from: Role | None = None

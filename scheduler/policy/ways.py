@@ -156,4 +156,6 @@ def _value(split: Split, predictors: Sequence[tuple[Predictor, float]]) -> Predi
         unified_share=mean(lambda p: p.unified_share),
         prefill_load=mean(lambda p: p.prefill_load),
         decode_load=mean(lambda p: p.decode_load),
+        prefill_missed=mean(lambda p: p.prefill_missed),
+        decode_missed=mean(lambda p: p.decode_missed),
     )

@@ -7,9 +7,10 @@ from collections.abc import Hashable, Mapping
 from contracts.lifecycle import HandOff, Role
 from scheduler.policy.admission import WaitingView, order
 from scheduler.policy.blame import Stage, Stamps, blame
-from scheduler.policy.cluster import ClusterView, RequestView
+from scheduler.policy.cluster import ClusterView, RequestView, WorkerView
 from scheduler.policy.demand import DemandSample, OutputMoments
 from scheduler.policy.fairness import Ticket
+from scheduler.policy.growing import GrowingAnswers
 from scheduler.policy.lengths import LengthKey, LengthModel
 from scheduler.policy.placement import NoPlacement, Placement, place
 from scheduler.policy.prefix import PrefixIndex
@@ -29,6 +30,7 @@ class Router:
     def __init__(self, setup: Setup) -> None:
         self.index = PrefixIndex()
         self.lengths = LengthModel()
+        self.growing = GrowingAnswers()
         self._setup = setup
         self._latency = setup.policy_latency
         self._rng = random.Random(setup.seed)  # noqa: S311 (a simulation, not a secret)
@@ -68,7 +70,7 @@ class Router:
 
     def moments(self, kind: Hashable) -> OutputMoments:
         """Return what a kind of request is expected to answer."""
-        return moments(self.lengths, kind)
+        return self.growing.moments(kind, moments(self.lengths, kind))
 
     # -- placing -------------------------------------------------------------------------------------------------
 
@@ -112,11 +114,19 @@ class Router:
         held = max(self.index.match(blocks).values(), default=0)
         return min(held * BLOCK_TOKENS, job.arrival.prompt_tokens - 1)
 
+    def placed(self, job: Job, decode: WorkerView, now_ms: float) -> None:
+        """Watch an answer grow from its first token on."""
+        step_ms = self._latency.decode.step_ms(decode.num_requests + 1, decode.kv_tokens)
+        self.growing.started(
+            (now_ms + job.work_ms) / 1000, job, _key(job), forecast_tokens=job.expected_output, step_ms=step_ms
+        )
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     def learn(self, job: Job) -> None:
         """Take a finished answer's length."""
         self._promised.pop(job, None)
+        self.growing.ended(job, job.arrival.output_tokens)
         self.lengths.learn(_key(job), job.arrival.output_tokens)
 
     def actual_cost(self, job: Job) -> float:

@@ -190,6 +190,8 @@ class Simulation:
             if isinstance(placement, Scored)
             else setup.limits.promised_tokens(prompt, job.arrival.max_tokens, 1)
         )
+        if not job.batch:
+            self._router.placed(job, placement.decode, now_ms)
         decode = self.workers[placement.decode.worker_id]
         job.decode_id = decode.worker_id
         computes = decode
@@ -301,6 +303,7 @@ class Simulation:
 
     def _tick(self) -> None:
         self._clock.after(self._pilot.period_s * 1000, self._tick)
+        self._router.growing.look(self._clock.now_ms / 1000)
         move = self._pilot.tick(self._clock.now_ms / 1000, self._sight(), self._router.moments)
         if move is not None:
             self._move(move)
