@@ -1,6 +1,7 @@
 """Requests that wait for a worker, in the order of policy.fairness."""
 
 import asyncio
+import heapq
 from collections.abc import Iterator
 
 from contracts.lifecycle import Role
@@ -20,6 +21,7 @@ class WaitingQueue:
         self._stirred = asyncio.Event()
         self._fair: FairQueue[Request] = FairQueue(fair or FairLimits())
         self._paused: dict[Request, float] = {}  # until when, monotonic s
+        self._due: list[tuple[float, int, Request]] = []  # the same as a heap; may hold what is no longer paused
         self._requests: dict[Request, None] = {}  # in the order of arrival
         self._per_tenant: dict[str, int] = {}
         self.work_ms = 0.0
@@ -70,7 +72,7 @@ class WaitingQueue:
         self._count_blocked(now_s * 1000)
         self._at_push[request] = dict(self._blocked_ms)
         if request.not_before_s > now_s:
-            self._paused[request] = request.not_before_s
+            self._pause(request, request.not_before_s)
         else:
             self._fair.push(request, request.ticket)
         self._stirred.set()
@@ -78,13 +80,19 @@ class WaitingQueue:
     def pause(self, request: Request, until_s: float) -> None:
         """Keep a waiting request out of turn for a while."""
         if self._fair.remove(request):
-            self._paused[request] = until_s
+            self._pause(request, until_s)
+
+    def _pause(self, request: Request, until_s: float) -> None:
+        self._paused[request] = until_s
+        heapq.heappush(self._due, (until_s, request.seq, request))
 
     def turns(self, now_s: float) -> Turns[Request]:
         """Begin a pass over those whose pause is over."""
-        for request in [r for r, until_s in self._paused.items() if until_s <= now_s]:
-            del self._paused[request]
-            self._fair.push(request, request.ticket)
+        while self._due and self._due[0][0] <= now_s:
+            until_s, _, request = heapq.heappop(self._due)
+            if self._paused.get(request) == until_s:  # otherwise it left, or was paused anew
+                del self._paused[request]
+                self._fair.push(request, request.ticket)
         return Turns(self._fair, now_s * 1000)
 
     def gives_way(self, request: Request) -> bool:
