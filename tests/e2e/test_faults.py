@@ -113,6 +113,29 @@ async def test_killing_a_process_loses_and_doubles_nothing(
     await check_the_books(again, database, redis)
 
 
+async def workers_agree(database: asyncpg.Connection) -> None:
+    """The workers that are left confirm what was billed: a continuation says what it went on from."""
+
+    async def all_recorded() -> bool:
+        missing = await database.fetchval(
+            "SELECT count(*) FROM billing.request AS r WHERE NOT EXISTS (SELECT 1 FROM billing.attempt_cost AS a"
+            " WHERE a.request_id = r.request_id AND a.attempt = r.attempts AND a.phase <> 'prefill')"
+        )
+        return bool(missing == 0)
+
+    await until(all_recorded, 30)
+    wrong = await database.fetch(
+        "SELECT r.request_id, u.tokens, a.completion_tokens, a.prompt_tokens - p.tokens AS delivered_before"
+        " FROM billing.request AS r JOIN billing.attempt_cost AS a ON a.request_id = r.request_id"
+        " AND a.attempt = r.attempts AND a.phase <> 'prefill'"
+        " JOIN billing.usage_record AS u ON u.request_id = r.request_id AND u.meter = 'decode'"
+        " JOIN (SELECT request_id, sum(tokens) AS tokens FROM billing.usage_record"
+        " WHERE meter IN ('prefill_computed', 'prefill_cached') GROUP BY 1) AS p ON p.request_id = r.request_id"
+        " WHERE r.outcome = 'finished' AND u.tokens <> a.completion_tokens + a.prompt_tokens - p.tokens"
+    )
+    assert not wrong, [dict(row) for row in wrong]
+
+
 @pytest.mark.parametrize("spare", ["decode", "unified"])
 async def test_killing_a_decode_worker_cuts_no_stream(
     stack: Stack, database: asyncpg.Connection, redis: Redis, spare: str
@@ -131,6 +154,7 @@ async def test_killing_a_decode_worker_cuts_no_stream(
     assert "continues" in stack.log("gateway"), "the worker was killed too late to prove anything"
     rows = await requests(database)
     assert max(rows[s.rid]["attempts"] for s in seen) == 2
+    await workers_agree(database)
 
 
 async def test_a_standby_scheduler_leads_when_the_leader_dies(stack: Stack, database: asyncpg.Connection, redis: Redis):

@@ -287,13 +287,16 @@ class SglangEngine:
         return FinishReason.LENGTH if job.num_delivered >= job.sampling.max_tokens else None
 
     def _end_at_once(self, job: Job, pieces: Pieces, outlet: Outlet, reason: FinishReason) -> None:
+        counts = Counts()
         if job.phase is not Phase.PREFILL:
             pieces.replay(outlet)
             pieces.finish_early(outlet, complete=reason is FinishReason.STOP)
+            # Nothing is computed; the figures say which answer this is the end of.
+            counts = Counts(prompt_tokens=job.num_input_tokens, cached_tokens=job.num_input_tokens)
         del self._jobs[job.engine_id]
         self._aborting.discard(job.engine_id)
         reason = FinishReason.STOP if job.phase is Phase.PREFILL else reason
-        outlet.end(End(reason=reason, counts=Counts(), stages=Stages()))
+        outlet.end(End(reason=reason, counts=counts, stages=Stages()))
 
     def _pairing(self, job: Job) -> dict[str, Any]:
         if job.phase is Phase.UNIFIED or self._hand_off is HandOff.STORE:
