@@ -22,7 +22,7 @@ from billing.database import create_engine
 from contracts import keys
 from contracts.resp import redis_client
 from migrations.upgrade import upgrade
-from pdgate.services import Service, start_postgres, start_valkey
+from pdgate.services import Service, ServiceError, start_postgres, start_valkey
 from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests
 from tests.processes import Stack, until
 
@@ -41,9 +41,18 @@ class Servers:
         self.running: dict[str, Service] = {}
 
     def start(self, name: str) -> Service:
+        """Start a server; a killed PostgreSQL's last backends may hold its memory for a moment."""
         start = {"valkey": start_valkey, "postgres": start_postgres}[name]
-        self.running[name] = start(self.folder / name)
-        return self.running[name]
+        deadline_s = time.monotonic() + 30
+        while True:
+            try:
+                self.running[name] = start(self.folder / name)
+            except ServiceError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)
+            else:
+                return self.running[name]
 
     def kill(self, name: str) -> None:
         process = self.running[name].process
