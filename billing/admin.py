@@ -275,6 +275,9 @@ class Admin(billing_pb2_grpc.AdminServicer):
         """Join or leave a share group."""
         async with self._transaction(context) as conn:
             await sharing.say(conn, request.organisation, request.group_id, consents=request.consents, by=request.by)
+            members = await sharing.members_of_across_tenants(conn, request.group_id)
+        for member in members:  # it may be in force for the others from now on, or no more
+            await self._sync(member.organisation)
         return pb.Done(changed=True)
 
     async def _collect(self, found: invoices.Invoice, context: Any) -> invoices.Invoice:

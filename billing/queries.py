@@ -49,6 +49,7 @@ __all__ = [
     "price_in_force",
     "recent_requests",
     "recent_requests_across_tenants",
+    "share_group",
     "usage_buckets",
     "usage_totals",
     "usage_totals_across_tenants",
@@ -169,6 +170,27 @@ async def budgeted_scopes(conn: AsyncConnection, tenant: str, project: str, key_
         sa.select(sa.literal("credit")).where(m.profile.c.organisation == tenant, m.profile.c.prepaid),
     )
     return frozenset((await conn.execute(query)).scalars())
+
+
+async def share_group(conn: AsyncConnection, tenant: str) -> str:
+    """Return the share group in force for an organisation: it consents, and so does another one. Empty = none."""
+    c = m.share_consent.c
+    last = (
+        sa.select(c.group_id, c.organisation, c.consents)
+        .ext(distinct_on(c.group_id, c.organisation))
+        .where(c.group_id.in_(sa.select(c.group_id).where(c.organisation == tenant)))
+        .order_by(c.group_id, c.organisation, c.id.desc())
+        .subquery()
+        .c
+    )
+    query = (
+        sa.select(last.group_id)
+        .where(last.consents)
+        .group_by(last.group_id)
+        .having(sa.func.count() > 1, sa.func.bool_or(last.organisation == tenant))
+        .limit(1)
+    )
+    return (await conn.execute(query)).scalar() or ""
 
 
 async def find_request(conn: AsyncConnection, tenant: str, rid: str) -> RequestRow | None:

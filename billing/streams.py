@@ -124,6 +124,7 @@ class GroupReader:
 
     async def forget_gone_consumers(self) -> None:
         """Remove the names of consumers that hold nothing and have not been seen for an hour."""
+        await self.create_groups()  # asking about a stream that is not there is an error
         async with timeout(_ANSWER_S):
             for stream in self._dead:
                 for consumer in await self._redis.xinfo_consumers(stream, self._group):

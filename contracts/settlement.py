@@ -216,6 +216,7 @@ def usage_event_of(
     `told` are the other fields of UsageEvent, as far as whoever settles knows them.
     """
     tokens = tokens or Tokens()
+    scope = CacheScope.SHARED if owner.share_group else CacheScope.OWN
     billable = outcome.billable and told.get("cause") != EMPTY_ANSWER
     return UsageEvent(
         rid=rid,
@@ -228,11 +229,8 @@ def usage_event_of(
         outcome=outcome,
         tokens=tokens,
         price=owner.price,
-        cost=rating.cost(
-            tokens, owner.price, batch=bool(told.get("batch")), scope=told.get("cache_scope", CacheScope.OWN)
-        )
-        if billable
-        else Nano(0),
+        cost=rating.cost(tokens, owner.price, batch=bool(told.get("batch")), scope=scope) if billable else Nano(0),
+        cache_scope=scope,
         simulated=owner.simulated,
         dimensions=owner.dimensions,
         traceparent=owner.traceparent,

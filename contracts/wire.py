@@ -60,6 +60,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     slo: SloTarget
     simulated: bool = False
     dimensions: Dimensions = NO_DIMENSIONS
+    share_group: str = ""  # whose prefixes the request finds, and adds to; empty = its organisation's own
     traceparent: str = ""
     """W3C context of the request's own span; empty = not traced."""
     trace_parent_id: str = ""

@@ -267,6 +267,7 @@ class Starter:
             slo=within_bounds(arrival.slo, tiers.get(tier, SloTarget()), key.bounds),
             simulated=self._models.simulated(model.name),
             dimensions=self._dimensions(key, work.dimensions),
+            share_group=key.share_group,
         )
 
     def _traced(self, owner: Owner, arrival: Arrival) -> Owner:
@@ -361,7 +362,7 @@ class Starter:
             num_samples=terms.num_samples,
             stream=terms.stream,
             batch=arrival.batch,
-            cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.org),
+            cache_salt=cache_salt(self._settings.cache_salt_key, terms.owner.share_group or terms.owner.org),
             session=arrival.session or work.session,
             adapter=work.model.name if work.model.model.adapter else "",
             parsing=work.parsing,

@@ -91,6 +91,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     project_scopes: Scopes = NO_SCOPES
     imported: bool = False  # made elsewhere: to be rotated
     budgeted: frozenset[str] = frozenset()  # scopes whose budget billing keeps: key, project, org, credit
+    share_group: str = ""  # organisations that find each other's prefixes, all by consent; empty = none
 
     @property
     def key_state(self) -> str:
@@ -319,9 +320,10 @@ class Tenants:
 
 
 async def _with_budgets(db: AsyncConnection, key: ApiKey) -> ApiKey:
-    """Return the key with the scopes whose budget billing keeps."""
+    """Return the key with the scopes whose budget billing keeps, and the group whose prefixes it may find."""
     budgeted = await queries.budgeted_scopes(db, key.organisation_id, key.project_id, key.id)
-    return msgspec.structs.replace(key, budgeted=budgeted) if budgeted else key
+    group = await queries.share_group(db, key.organisation_id)
+    return msgspec.structs.replace(key, budgeted=budgeted, share_group=group) if budgeted or group else key
 
 
 def _base62(value: int, width: int) -> str:

@@ -32,6 +32,7 @@ from pdgate.restore_usage import restore_usage
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
 from pdgate.serving_commands import list_workers, models
+from pdgate.sharing_commands import sharing
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import orgs
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 engine = typer.Typer(help="The real engine's environment (SGLang, torch; about 3 GB).", no_args_is_help=True)
 app.add_typer(models, name="models")
+orgs.add_typer(sharing, name="share-group")
 app.add_typer(orgs, name="orgs")
 app.add_typer(keys, name="keys")
 app.add_typer(prices, name="prices")

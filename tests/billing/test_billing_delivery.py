@@ -228,3 +228,20 @@ async def test_a_consumer_takes_little_at_a_time_although_many_streams_are_busy(
     await rig.consume(rig.consumer(reader=reader, batch_size=8), 400)
     assert sum(taken) == 400
     assert max(taken) <= 64, "one of each stream, not a batch of each"
+
+
+async def test_a_fault_of_ours_buries_the_entry_at_fault_and_posts_the_others(rig):
+    good, bad = [usage_event() for _ in range(7)], usage_event()
+
+    class Faulty(UsageSink):
+        async def write(self, things):
+            if any(one.event.rid == bad.rid for one in things):
+                raise KeyError("not an error of data or network")
+            return await super().write(things)
+
+    await rig.emit(*good[:3], bad, *good[3:])
+    delivery = rig.consumer(sink=Faulty(rig.engine, rig.partitions))
+    await rig.consume(delivery, 8)
+    assert delivery._count.results == {"posted": 7, "repeated": 0, "dead_letter": 1}
+    ((_, fields),) = await rig.redis.xrange(keys.dead_letters(shard_of(bad.org)))
+    assert fields[b"reason"].startswith(b"unexpected: KeyError")
