@@ -28,6 +28,7 @@ from pdgate.plan.command import plan
 from pdgate.preflight import CannotStart
 from pdgate.price_commands import prices
 from pdgate.reconcile import reconcile
+from pdgate.replay import replay
 from pdgate.restore_usage import restore_usage
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
@@ -64,6 +65,7 @@ app.command("doctor")(doctor)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("simulate")(simulate)
+app.command("replay")(replay)
 app.command("plan")(plan)
 app.command("reconcile")(reconcile)
 app.command("top")(top)
