@@ -37,6 +37,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.data / "logs"
 
     @property
+    def decisions(self) -> Path:
+        """The scheduler's decision logs, one per pool, rotated."""
+        return self.data / "decisions"
+
+    @property
     def timed_models(self) -> Path:
         """Tokenizers for the timed engine: trained here, nothing to download."""
         return self.data / "models-timed"

@@ -82,7 +82,15 @@ class Roster:
         if self._options.engine is EngineKind.SGLANG:  # two cores shared with the engine: be patient
             timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
         return [
-            self._python("scheduler", STAGE_BEHIND, {"REDIS_URL": self._redis_url, **timers}),
+            self._python(
+                "scheduler",
+                STAGE_BEHIND,
+                {
+                    "REDIS_URL": self._redis_url,
+                    "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
+                    **timers,
+                },
+            ),
             self._python(
                 "billing",
                 STAGE_BEHIND,
