@@ -90,7 +90,10 @@ def picture(series: dict[str, Sequence[Point]]) -> RenderableType:
 def _panel(pool: str, points: Sequence[Point]) -> Panel:
     if not points:
         return Panel(
-            Text("no scheduler has led this pool in the last day", style="dim"), title=pool, title_align="left"
+            Text("no scheduler has led this pool in the last day", style="dim"),
+            title=pool,
+            title_align="left",
+            expand=False,
         )
     seen, now = summary(pool, points), points[-1]
     grid = Table.grid(padding=(0, 2))
@@ -111,7 +114,7 @@ def _panel(pool: str, points: Sequence[Point]) -> Panel:
         grid.add_row(name, value)
     degraded = now.rung not in ("", "normal")
     title = f"{pool}  [red]{now.rung}[/red]" if degraded else pool
-    return Panel(grid, title=title, title_align="left", border_style="red" if degraded else "none")
+    return Panel(grid, title=title, title_align="left", border_style="red" if degraded else "none", expand=False)
 
 
 def _attainment(seen: PoolNow, points: Sequence[Point]) -> str:

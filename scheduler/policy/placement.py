@@ -14,6 +14,7 @@ class Reason(enum.StrEnum):
 
     LEAST_LOADED_PAIR = "least_loaded_pair"
     SHORT_PROMPT = "short_prompt"  # a unified worker with room, pairs exist
+    SOONER = "sooner"  # a unified worker is done with the prompt before a pair would begin
     UNIFIED_POOL = "unified_pool"  # the pool has no pair
     PAIR_DOWN = "pair_down"  # fallback: no ready pair
     LINK_DOWN = "link_down"  # by the store or a unified worker: the links between pairs fail or are slow

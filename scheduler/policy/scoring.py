@@ -165,12 +165,12 @@ def _why_unified(
     in_time_ms = (outlook.target.ttft_ms or float("inf")) * (1 - limits.slack)
     sooner = unified.cost_ms < pair.predicted_ttft_ms
     if unified.cost_ms > in_time_ms:
-        return Reason.PAIR_FULL if sooner and pair.predicted_ttft_ms > in_time_ms else None
+        return Reason.SOONER if sooner and pair.predicted_ttft_ms > in_time_ms else None
     worker, decode = unified.worker, pair.decode
     emptier = worker.kv_tokens * decode.kv_capacity_tokens <= decode.kv_tokens * worker.kv_capacity_tokens
     if emptier and request.prompt_tokens - unified.cached <= _short(worker, limits, outlook):
         return Reason.SHORT_PROMPT
-    return Reason.PAIR_FULL if sooner and pair.prefill.queued_prefill_tokens else None
+    return Reason.SOONER if sooner and pair.prefill.queued_prefill_tokens else None
 
 
 def _on_unified(side: _Side, reason: Reason, promised: int, outlook: Outlook) -> Scored:

@@ -67,7 +67,7 @@ def test_a_prompt_that_would_queue_goes_to_the_unified_worker_if_it_is_done_soon
     busy = msgspec.structs.replace(P0, queued_prefill_tokens=8000, num_requests=1)
     fuller = msgspec.structs.replace(U0, kv_tokens=50_000, num_requests=3)
     got = place(request(4000), busy, D0, fuller)
-    assert (got.path, got.reason) == (Path.FALLBACK, Reason.PAIR_FULL)
+    assert (got.path, got.reason) == (Path.UNIFIED, Reason.SOONER)
     assert place(request(4000), P0, D0, fuller).path is Path.PD
 
 
