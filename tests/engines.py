@@ -57,6 +57,11 @@ def catalogue_entry(name: str, *lines: str) -> str:
     return _MODEL.replace("NAME", name).replace("\ntokenizer", "".join(f"\n{line}" for line in lines) + "\ntokenizer")
 
 
+def model_lines(name: str) -> str:
+    """Return the catalogue's lines for a model of the tiny tokenizer, in a pool of its own."""
+    return _MODEL.replace("NAME", name)
+
+
 class EngineWorker:
     """One worker process and what its lease says."""
 

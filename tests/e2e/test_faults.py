@@ -25,11 +25,13 @@ class Seen:
         self.done = False
 
 
-async def one_stream(http: httpx.AsyncClient, number: int, seen: Seen) -> None:
+async def one_stream(
+    http: httpx.AsyncClient, number: int, seen: Seen, *, model: str = "tiny", max_tokens: int = NUM_TOKENS
+) -> None:
     body = {
-        "model": "tiny",
+        "model": model,
         "messages": [{"role": "user", "content": f"Tell story {number}"}],
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

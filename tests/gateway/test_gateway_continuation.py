@@ -99,20 +99,27 @@ async def test_an_answer_that_cannot_go_on_ends_with_one_error_and_costs_nothing
     assert event.slo_met is False
 
 
+async def read_until(rig: Rig, may_leave: asyncio.Event) -> None:
+    """Read a stream, and leave when told."""
+    async with rig.client.stream("POST", "/v1/chat/completions", json={**HELLO, "stream": True}) as answer:
+        lines = answer.aiter_lines()
+        while "two" not in await anext(lines):
+            pass
+        await may_leave.wait()
+
+
 async def test_a_client_that_leaves_between_two_attempts_pays_for_what_it_read(rig: Rig):
+    may_leave = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        body = {**HELLO, "stream": True}
-        async with rig.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-            submit, decode = await started(rig)
-            await decode.tokens("one ", "two ")
-            await accepted(rig, submit.rid)
-            await decode.finish(FinishReason.ERROR)
-            lines = answer.aiter_lines()
-            while "two" not in await anext(lines):
-                pass
-            assert isinstance(await rig.scheduler.next(), Continue)
+        tasks.create_task(read_until(rig, may_leave))
+        submit, decode = await started(rig)
+        await decode.tokens("one ", "two ")
+        await accepted(rig, submit.rid)
+        await decode.finish(FinishReason.ERROR)
+        assert isinstance(await rig.scheduler.next(), Continue)
+        may_leave.set()
         assert isinstance(await rig.scheduler.next(), Abort)
-        tasks.create_task(rig.scheduler.refused(submit, "interrupted", "aborted before placement"))
+        await rig.scheduler.refused(submit, "interrupted", "aborted before placement")
     event = await rig.usage(submit.rid)
     assert event.outcome is Outcome.CLIENT_LEFT
     assert (event.tokens.prompt, event.tokens.decode, event.estimated) == (9, 2, True)
