@@ -25,7 +25,8 @@ from redis.asyncio import Redis
 
 from benches.cpu import cpu_ns
 from billing.database import create_engine
-from billing.invoices import close_period, tenants_to_invoice_across_tenants
+from billing.invoice_book import tenants_to_invoice_across_tenants
+from billing.invoices import close_period
 from billing.periods import month_of
 from billing.prices import set_price
 from billing.queries import usage_totals

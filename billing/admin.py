@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing import invoices, sharing
 from billing.budgets import THRESHOLDS, Budget, Budgets, remove_budget, set_budget
 from billing.credits import NewGrant, grant
+from billing.invoice_book import Invoice, State, outstanding, tenants_to_invoice_across_tenants
 from billing.moments import moment
 from billing.payments import Manual, PaymentProvider
 from billing.periods import month_named
@@ -207,12 +208,12 @@ class Admin(billing_pb2_grpc.AdminServicer):
 
     async def CloseMonth(self, request: pb.Month, context: Any) -> pb.Invoices:  # noqa: N802
         """Close a month, one transaction per organisation; a call that broke off is called again."""
-        made: list[invoices.Invoice] = []
+        made: list[Invoice] = []
         async with self._transaction(context) as conn:
             period = month_named(request.month)
             tenants = [request.organisation] if request.organisation else None
             if tenants is None:
-                tenants = list(await invoices.tenants_to_invoice_across_tenants(conn, period))
+                tenants = list(await tenants_to_invoice_across_tenants(conn, period))
         for tenant in tenants:
             async with self._transaction(context) as conn:
                 now = self._now()
@@ -280,12 +281,12 @@ class Admin(billing_pb2_grpc.AdminServicer):
             await self._sync(member.organisation)
         return pb.Done(changed=True)
 
-    async def _collect(self, found: invoices.Invoice, context: Any) -> invoices.Invoice:
+    async def _collect(self, found: Invoice, context: Any) -> Invoice:
         """Ask the provider for what is due; outside of a transaction, since it is a call to somebody else."""
-        if found.state is not invoices.State.ISSUED:
+        if found.state is not State.ISSUED:
             return found
         async with self._transaction(context) as conn:
-            left = await invoices.outstanding(conn, found)
+            left = await outstanding(conn, found)
         collected = await self._provider.collect(found, left)
         if collected is None:
             return found
@@ -338,7 +339,7 @@ async def admin_server(admin: Admin, *, listen: str, token: str) -> AsyncIterato
         await server.stop(_STOP_S)
 
 
-def _state(found: invoices.Invoice) -> pb.InvoiceState:
+def _state(found: Invoice) -> pb.InvoiceState:
     return pb.InvoiceState(
         organisation=found.organisation,
         id=str(found.id),

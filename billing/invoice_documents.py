@@ -8,7 +8,7 @@ from typing import Final
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
 
-from billing.invoices import Invoice
+from billing.invoice_book import Invoice
 
 _NANO_PER_UNIT: Final = 1_000_000_000
 _WIDTHS: Final = (88, 26, 26, 24, 26)  # mm: description, quantity, price, version, amount

@@ -15,8 +15,6 @@ changes the state, so a number is never lost.
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +23,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import money_tables as m
-from billing import tables as t
 from billing.accounts import CASH, CREDIT_NOTES, ROUNDING, TAX, WRITTEN_OFF, Posting, receivable
 from billing.credits import NANO_PER_CENT, apply_credits, give_back, lock_organisation
+from billing.invoice_book import NEXT, Invoice, InvoiceError, State, find_invoice, find_one, outstanding
 from billing.invoice_lines import (
     CORRECTION,
     LATE,
@@ -49,52 +47,6 @@ CUT_OFF: Final = timedelta(hours=2)  # the longest deadline of a request, and an
 _MICRO: Final = timedelta(microseconds=1)
 
 
-class State(StrEnum):
-    """Where an invoice is."""
-
-    DRAFT = "draft"
-    ISSUED = "issued"
-    PAID = "paid"
-    VOID = "void"  # written off
-
-
-NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType({
-    State.DRAFT: frozenset({State.ISSUED}),
-    State.ISSUED: frozenset({State.PAID, State.VOID}),
-    State.PAID: frozenset(),
-    State.VOID: frozenset(),
-})  # fmt: skip
-
-
-class InvoiceError(ValueError):
-    """Something that may not be done with an invoice; the message says why."""
-
-
-class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One invoice or credit note; amounts in cents of `currency`. A credit note's are what it gives back."""
-
-    id: uuid.UUID
-    organisation: str
-    kind: str
-    number: str | None
-    state: State
-    period_start: datetime
-    period_end: datetime
-    corrects: uuid.UUID | None
-    currency: str
-    seller: Mapping[str, Any]
-    buyer: Mapping[str, Any]
-    subtotal_cents: int
-    tax_cents: int
-    total_cents: int
-    credits_cents: int
-    due_cents: int
-    issued_at: datetime | None
-    due_at: datetime | None
-    paid_at: datetime | None
-    lines: tuple[Line, ...] = ()
-
-
 async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, currency: str, now: datetime) -> Invoice:
     """Make the draft invoice of a month, or return the one that is there.
 
@@ -103,7 +55,7 @@ async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, cu
     """
     await lock_organisation(conn, tenant)
     mine = (m.invoice.c.organisation == tenant) & (m.invoice.c.kind == "invoice")
-    known = await _find(conn, mine & (m.invoice.c.period_start == period.start))
+    known = await find_one(conn, mine & (m.invoice.c.period_start == period.start))
     if known is not None:
         return known
     if now < period.end + CUT_OFF:
@@ -167,7 +119,7 @@ async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, cu
                 [{"transaction_id": one, "invoice_id": invoice_id} for one in sorted(linked)]
             )
         )
-    made = await _find(conn, m.invoice.c.id == invoice_id)
+    made = await find_one(conn, m.invoice.c.id == invoice_id)
     assert made is not None
     return made
 
@@ -225,7 +177,7 @@ async def credit_note(
     """
     found = await _locked(conn, tenant, invoice_id)
     note_id = uuid.uuid5(invoice_id, f"note:{idempotency}")
-    known = await _find(conn, m.invoice.c.id == note_id)
+    known = await find_one(conn, m.invoice.c.id == note_id)
     if known is not None:
         return known
     if found.kind != "invoice" or found.state is State.DRAFT:
@@ -280,7 +232,7 @@ async def credit_note(
         )
     if left and left == from_due and found.state is State.ISSUED:
         await _move(conn, found, State.PAID, {"paid_at": now})
-    note = await _find(conn, m.invoice.c.id == note_id)
+    note = await find_one(conn, m.invoice.c.id == note_id)
     assert note is not None
     return note
 
@@ -341,45 +293,6 @@ async def pay(
     return await _locked(conn, tenant, invoice_id)
 
 
-async def outstanding(conn: AsyncConnection, found: Invoice) -> int:
-    """Return what is still due of an invoice, cents; negative: too much was paid."""
-    paid = sa.select(sa.func.coalesce(sa.func.sum(m.payment.c.amount_cents), 0)).where(
-        m.payment.c.invoice_id == found.id
-    )
-    noted = sa.select(sa.func.coalesce(sa.func.sum(m.invoice.c.due_cents), 0)).where(m.invoice.c.corrects == found.id)
-    return (
-        found.due_cents - int((await conn.execute(paid)).scalar_one()) - int((await conn.execute(noted)).scalar_one())
-    )
-
-
-async def find_invoice(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID) -> Invoice | None:
-    """Return an invoice of this organisation with its lines."""
-    return await _find(conn, (m.invoice.c.organisation == tenant) & (m.invoice.c.id == invoice_id))
-
-
-async def list_invoices(conn: AsyncConnection, tenant: str) -> Sequence[Invoice]:
-    """Return an organisation's invoices and credit notes without their lines, newest first."""
-    query = (
-        sa.select(m.invoice)
-        .where(m.invoice.c.organisation == tenant)
-        .order_by(m.invoice.c.period_start.desc(), m.invoice.c.created_at.desc())
-    )
-    return [_invoice(row, ()) for row in (await conn.execute(query)).mappings()]
-
-
-async def tenants_to_invoice_across_tenants(conn: AsyncConnection, period: Period) -> Sequence[str]:
-    """Return the organisations with usage or postings in a month and no invoice for it."""
-    h, x, inv = t.usage_hourly.c, t.ledger_transaction.c, m.invoice.c
-    used = sa.select(h.organisation).where(h.hour >= period.start, h.hour < period.end)
-    posted = sa.select(x.organisation).where(
-        x.kind == Posting.ADJUSTMENT.value, x.at >= period.start, x.at < period.end
-    )
-    either = used.union(posted).subquery()
-    done = sa.select(inv.organisation).where(inv.kind == "invoice", inv.period_start == period.start)
-    query = sa.select(either.c.organisation).where(either.c.organisation.not_in(done)).order_by(either.c.organisation)
-    return list((await conn.execute(query)).scalars())
-
-
 async def _check_order(conn: AsyncConnection, tenant: str, period: Period) -> None:
     """Raise InvoiceError when a later month is closed already: lines would go to the wrong invoice."""
     later = sa.select(m.invoice.c.period_start).where(
@@ -434,21 +347,3 @@ async def _locked(conn: AsyncConnection, tenant: str, invoice_id: uuid.UUID) -> 
     if found is None:
         raise InvoiceError(f"{tenant} has no invoice {invoice_id}")
     return found
-
-
-async def _find(conn: AsyncConnection, where: sa.ColumnElement[bool]) -> Invoice | None:
-    row = (await conn.execute(sa.select(m.invoice).where(where))).mappings().first()
-    if row is None:
-        return None
-    query = (
-        sa.select(m.invoice_line).where(m.invoice_line.c.invoice_id == row["id"]).order_by(m.invoice_line.c.position)
-    )
-    lines = [
-        Line(**{name: line[name] for name in Line.__struct_fields__}) for line in (await conn.execute(query)).mappings()
-    ]
-    return _invoice(row, lines)
-
-
-def _invoice(row: sa.RowMapping, lines: Sequence[Line]) -> Invoice:
-    fields = {name: row[name] for name in Invoice.__struct_fields__ if name != "lines"}
-    return Invoice(**fields | {"state": State(row["state"])}, lines=tuple(lines))

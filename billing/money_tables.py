@@ -115,7 +115,7 @@ invoice = sa.Table(
     _text("organisation"),
     _text("kind"),  # invoice | credit_note
     sa.Column("number", sa.Text, unique=True),  # gapless within its series; given when issued
-    _text("state"),  # billing.invoices.NEXT
+    _text("state"),  # billing.invoice_book.NEXT
     sa.Column("period_start", _MOMENT, nullable=False),
     sa.Column("period_end", _MOMENT, nullable=False),
     sa.Column("corrects", sa.Uuid, sa.ForeignKey("billing.invoice.id")),

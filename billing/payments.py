@@ -4,7 +4,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from billing.invoices import Invoice
+from billing.invoice_book import Invoice
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):

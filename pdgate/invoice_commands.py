@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from billing.invoice_book import Invoice, find_invoice, list_invoices
 from billing.invoice_documents import invoice_csv, invoice_pdf
-from billing.invoices import Invoice, find_invoice, list_invoices
 from contracts.v1 import billing_pb2 as pb
 from pdgate.billing_admin import call, cents_of, ppm_of, who
 from pdgate.connection import open_database

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from billing import invoices
 from billing.credits import CreditError, NewGrant, grant, owed, use_credits
 from billing.database import create_engine
+from billing.invoice_book import InvoiceError
 from billing.ledger import balance
 from billing.periods import month_of
 from billing.prices import Terms, set_price
@@ -224,7 +225,7 @@ def machine(database_url, redis_url):
             """The month or, with what came late, the next one; again and again."""
             period = month_of(MONTH.end) if later else MONTH
             now = period.end + timedelta(hours=3)
-            with contextlib.suppress(invoices.InvoiceError):  # out of order
+            with contextlib.suppress(InvoiceError):  # out of order
                 made = self.run(self.begin(invoices.close_period, org, period, currency="EUR", now=now))
                 if issue:
                     self.run(self.begin(invoices.issue, org, made.id, now=now))

@@ -20,8 +20,8 @@ from billing.credits import (
     owed,
     use_credits,
 )
+from billing.invoice_book import InvoiceError, State, find_invoice
 from billing.invoice_lines import cents
-from billing.invoices import InvoiceError, State
 from billing.ledger import balance
 from billing.periods import month_of
 from billing.prices import Terms, list_prices, set_price
@@ -360,7 +360,7 @@ async def test_states_move_only_as_the_table_says(rig):
     assert await begin(rig, balance, "written_off") == 10 * CENT
     with pytest.raises(InvoiceError, match="cannot be paid on a void invoice"):
         await begin(rig, invoices.pay, ORG, made.id, provider="manual", reference="x", amount_cents=1, now=AFTER)
-    assert await begin(rig, invoices.find_invoice, "org_other", made.id) is None
+    assert await begin(rig, find_invoice, "org_other", made.id) is None
 
 
 # -- SLO credits -----------------------------------------------------------------------------------------

@@ -17,8 +17,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from billing.attempts import AttemptSink
 from billing.budgets import Budget, Budgets, set_budget
 from billing.database import create_engine
+from billing.partitions import Partitions
+from billing.restore import read_journals, restore
 from contracts import keys
 from contracts.resp import redis_client
 from migrations.upgrade import upgrade
@@ -216,3 +219,49 @@ async def test_each_process_killed_once_under_load_loses_doubles_and_keeps_nothi
 @pytest.mark.timeout(3600)
 async def test_two_hundred_kills_at_random_points_lose_double_and_keep_nothing(killable):
     await rounds(*killable, ROUNDS, seed=int(time.time()))
+
+
+@pytest.mark.chaos
+async def test_what_a_lost_redis_took_along_is_restored_from_the_workers_journals(killable):
+    """Redis comes back empty, as after the promotion of a replica that had nothing: every answer is billed once."""
+    stack, servers = killable
+    stack.start(
+        "gateway", "scheduler", "prefill-0", "decode-0", "unified-0"
+    )  # no billing: every usage event is in Redis alone
+    await stack.ready(timeout_s=60)
+    load = Load(stack)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        await until(lambda: len(load.finished) >= 30, 90)
+        load.stopping = True
+    redis = redis_client(stack.redis_url)
+    engine = create_engine(stack.database_url)
+    await until(lambda: nothing_is_reserved(redis), 60)
+    marked = {mark[0] for mark in (await asyncio.to_thread(read_journals, stack.folder)).delivered}
+    await until(lambda: load.finished.keys() <= marked or reread(stack, marked), 30)
+    await asyncio.to_thread(servers.kill, "valkey")
+    await asyncio.to_thread(shutil.rmtree, servers.folder / "valkey")
+    await asyncio.to_thread(servers.start, "valkey")
+    journals = await asyncio.to_thread(read_journals, stack.folder)
+    done = await restore(engine, redis, AttemptSink(engine, Partitions(engine)), journals)
+    assert set(done.requests) >= load.finished.keys()
+    stack.start("billing")
+    database = await asyncpg.connect(stack.database_url)
+
+    async def all_billed() -> bool:
+        return load.finished.keys() <= (await requests(database)).keys()
+
+    await until(all_billed, 60)
+    for rid, usage in load.finished.items():
+        meters = await meters_of(database, rid)
+        assert meters["decode"] == usage["completion_tokens"]
+        assert meters["prefill_computed"] + meters["prefill_cached"] == usage["prompt_tokens"]
+    assert await ledger_is_balanced(database)
+    await database.close()
+    await redis.aclose()
+    await engine.dispose()
+
+
+def reread(stack: Stack, marked: set[str]) -> bool:
+    marked |= {mark[0] for mark in read_journals(stack.folder).delivered}
+    return False
