@@ -32,13 +32,14 @@ from pdgate.replay import replay
 from pdgate.restore_usage import restore_usage
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
-from pdgate.serving_commands import list_workers, models
+from pdgate.serving_commands import models
 from pdgate.sharing_commands import sharing
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import orgs
 from pdgate.top import top
 from pdgate.usage import usage_app
+from pdgate.worker_commands import workers
 
 app = typer.Typer(
     help="Serverless gateway for LLM inference with prefill/decode disaggregation and phase-split billing.",
@@ -59,7 +60,7 @@ usage_app.command("restore")(restore_usage)
 usage_app.add_typer(dead_letters, name="dead-letters")
 app.add_typer(usage_app, name="usage")
 app.add_typer(engine, name="engine")
-app.command("workers")(list_workers)
+app.add_typer(workers, name="workers")
 app.command("init")(init)
 app.command("doctor")(doctor)
 app.command("backup")(backup)

@@ -1,17 +1,13 @@
-"""`pdgate models` and `pdgate workers`."""
+"""`pdgate models`."""
 
-import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
-from redis.asyncio import Redis
 
-from contracts import keys
 from contracts.catalog import Catalog, read_catalog
-from contracts.wire import Registration
-from pdgate.connection import data_folder, open_redis
+from pdgate.connection import data_folder
 from pdgate.layout import catalog_file, layout_of
 from pdgate.models import model_ready
 from pdgate.output import AsJson, show
@@ -39,26 +35,10 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[str, ...]
 
 
-class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A live worker as it is printed."""
-
-    id: str
-    pool: str
-    role: str
-    state: str
-    epoch: int
-    pid: int
-    address: str
-    engine: str
-    simulated: bool
-    running: int
-    waiting: int
-
-
 @models.command("list")
 def list_models(file: CatalogFile = None, as_json: AsJson = False) -> None:
     """List the models of the catalogue with their prices."""
-    catalog = _read(file or catalog_file())
+    catalog = read_models(file or catalog_file())
     rows = [
         ModelRow(
             model=name,
@@ -86,7 +66,7 @@ def list_models(file: CatalogFile = None, as_json: AsJson = False) -> None:
 def check_models(file: CatalogFile = None) -> None:
     """Check the catalogue; exit 2 with one line when it cannot be used."""
     chosen = file or catalog_file()
-    catalog = _read(chosen)
+    catalog = read_models(chosen)
     layout = layout_of(data_folder())
     typer.echo(f"{chosen}: {len(catalog.models)} model(s), currency {catalog.currency}, revision {catalog.revision}")
     for name, model in catalog.models.items():
@@ -94,40 +74,9 @@ def check_models(file: CatalogFile = None) -> None:
         typer.echo(f"  {name}: " + ("prepared" if there else "`pdgate up` will prepare it, or put its folder there"))
 
 
-def _read(file: Path) -> Catalog:
+def read_models(file: Path) -> Catalog:
+    """Return a catalogue that names a model. Raises CannotStart or CatalogError."""
     catalog = read_catalog(file)
     if not catalog.models:
         raise CannotStart(f"{file}: there are no models")
     return catalog
-
-
-def list_workers(file: CatalogFile = None, as_json: AsJson = False) -> None:
-    """List the workers that are alive now."""
-
-    async def run() -> list[WorkerRow]:
-        async with open_redis() as redis:
-            return [row for pool in _read(file or catalog_file()).pools for row in await _workers_of(redis, pool)]
-
-    show(asyncio.run(run()), as_json=as_json, empty="no worker is alive")
-
-
-async def _workers_of(redis: Redis, pool: str) -> list[WorkerRow]:
-    ids: list[Any] = await redis.zrange(keys.pool_workers(pool), 0, -1)
-    leases: list[Any] = [await redis.get(keys.worker_lease(pool, worker_id.decode())) for worker_id in sorted(ids)]
-    found = [msgspec.msgpack.decode(lease, type=Registration) for lease in leases if lease]
-    return [
-        WorkerRow(
-            id=worker.worker_id,
-            pool=worker.pool,
-            role=worker.role.value,
-            state=worker.state.value,
-            epoch=worker.epoch,
-            pid=worker.pid,
-            address=worker.address,
-            engine=worker.engine,
-            simulated=worker.simulated,
-            running=worker.num_running,
-            waiting=worker.num_waiting,
-        )
-        for worker in found
-    ]

@@ -32,6 +32,7 @@ from scheduler.intake import Intake
 from scheduler.leader import LeaderLease, LeadershipLost
 from scheduler.links import Links
 from scheduler.memory import PoolMemory
+from scheduler.orders import Orders
 from scheduler.outbox import Outbox
 from scheduler.policy.cluster import Limits
 from scheduler.profile import PoolProfile
@@ -190,6 +191,7 @@ class Term:
         self._lease = lease
         self._registry = registry
         self._actuator = actuator
+        self._orders = Orders(redis, pool, registry=registry, actuator=actuator)
         self._timing = timing
         self._outcomes_key = keys.outcomes(pool)
         self._outcomes_from = b"0-0"
@@ -295,6 +297,7 @@ class Term:
             tasks.create_task(self._read_inbox())
             tasks.create_task(self._read_outcomes())
             tasks.create_task(self._actuator.run())
+            tasks.create_task(self._orders.run())
             tasks.create_task(self._tick())
             tasks.create_task(self._sweep())
             tasks.create_task(self.helm.run())

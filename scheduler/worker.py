@@ -71,7 +71,7 @@ class Worker:
         self._foreign_kv = 0
         self._foreign_prefill = 0
         self._kv_capacity = registration.kv_capacity_tokens
-        self._pairs_with = _compatibility(registration)
+        self._pairs_with = compatibility_of(registration)
         self._view: WorkerView | None = None
 
     @property
@@ -152,7 +152,7 @@ class Worker:
         if self.standing is Standing.CONNECTING:
             self.role, self.state = registration.role, registration.state
         self.registration = registration
-        self._pairs_with = _compatibility(registration)
+        self._pairs_with = compatibility_of(registration)
         self._view = None
 
     def report(self, status: pb.Status) -> None:
@@ -209,7 +209,8 @@ class Worker:
         return sum(1 for charge in self.charges.values() if charge.prefill_tokens)
 
 
-def _compatibility(r: Registration) -> Compatibility:
+def compatibility_of(r: Registration) -> Compatibility:
+    """Return what decides whether a KV cache of this worker fits another."""
     return Compatibility(
         model_revision=r.model_revision,
         kv_dtype=r.kv_dtype,

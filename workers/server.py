@@ -93,7 +93,7 @@ class WorkerServer:
             self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
         )
         self.probes = Probes(engine, lambda result: self._control.tell_leaders(pb.ControlReport(probe_result=result)))
-        self.kv = kv or KvTable("")
+        self.kv = kv if kv is not None else KvTable("")  # an empty one is falsy
         self.condition.kv_seq = lambda: self.kv.seq
         self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv)
         self._server = grpc.aio.server(options=_OPTIONS)

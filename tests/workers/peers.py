@@ -68,7 +68,8 @@ _epochs = itertools.count(int(time.time() * 1000))
 @asynccontextmanager
 async def running_worker(role: Role, latency: LatencyModel = FAST, **options) -> AsyncIterator[Worker]:
     faults = Faults()
-    engine = TimedEngine(latency, hand_off_timeout_s=options.pop("hand_off_timeout_s", 5.0), faults=faults)
+    hand_off_timeout_s = options.pop("hand_off_timeout_s", 5.0)
+    engine = TimedEngine(latency, hand_off_timeout_s=hand_off_timeout_s, faults=faults, kv=options.get("kv"))
     identity = Identity(worker_id=f"w-{role}", epoch=next(_epochs), pool="tiny")
     server = WorkerServer(identity, role, engine, **options)
     address = await server.start("127.0.0.1:0")
@@ -230,6 +231,13 @@ class Leader:
                 for report in self.of(kind):
                     if wanted(report):
                         return report
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the reports make a condition true."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 

@@ -1,0 +1,51 @@
+"""Orders of an operator: they reach the leader, are carried out once, and are answered."""
+
+import time
+
+import msgspec
+from rig import POOL, Rig, eventually
+
+from contracts.lifecycle import Role, WorkerState
+from contracts.orders import Answer, Order, answer, orders
+from contracts.wire import FIELD, encode
+
+
+async def ordered(rig: Rig, worker_id: str, what: str, role: Role | None = None) -> Answer:
+    order = Order(
+        order_id=f"{what}-{worker_id}", worker_id=worker_id, what=what, role=role, asked_unix_ms=int(time.time() * 1000)
+    )
+    await rig.redis.xadd(orders(POOL), {FIELD: encode(order)})
+    got = await rig.redis.blpop([answer(POOL, order.order_id)], timeout=20)
+    return msgspec.msgpack.decode(got[1], type=Answer)
+
+
+async def test_a_role_is_changed_on_order_and_the_times_are_told(rig: Rig):
+    await rig.worker(Role.PREFILL)
+    worker = await rig.worker(Role.DECODE)
+    await rig.leading(rig.scheduler())
+    got = await ordered(rig, worker.worker_id, "role", Role.PREFILL)
+    assert (got.ok, got.role) == (True, Role.PREFILL)
+    assert got.switch_ms > 0
+    assert worker.server.condition.role is Role.PREFILL
+    assert await rig.redis.xlen(orders(POOL)) == 0
+
+
+async def test_a_worker_is_drained_on_order_and_comes_back(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED)
+    await rig.leading(rig.scheduler())
+    assert (await ordered(rig, worker.worker_id, "drain")).ok
+    await eventually(lambda: worker.server.condition.state is WorkerState.DRAINING, "drains")
+    assert (await ordered(rig, worker.worker_id, "undrain")).ok
+    await eventually(lambda: worker.server.condition.state is WorkerState.READY, "is back")
+
+
+async def test_an_order_for_nobody_is_answered_and_an_old_one_is_dropped(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED)
+    old = Order(order_id="old", worker_id=worker.worker_id, what="drain", asked_unix_ms=0)
+    await rig.redis.xadd(orders(POOL), {FIELD: encode(old)})
+    await rig.leading(rig.scheduler())
+    got = await ordered(rig, "nobody", "role", Role.DECODE)
+    assert not got.ok
+    assert "nobody" in got.message
+    assert worker.server.condition.state is WorkerState.READY
+    assert not await rig.redis.exists(answer(POOL, "old"))

@@ -1,0 +1,42 @@
+"""The names of blocks on the wire: what a leader hears of a worker's cache."""
+
+import asyncio
+
+from contracts.lifecycle import Role
+from contracts.prefix import prompt_blocks, scope, unpack_blocks
+from contracts.v1 import worker_pb2 as pb
+from contracts.wire import pack_ids
+from tests.workers.peers import Gateway, Leader, new_attempt, prompt_of, running_worker, submit_of
+from workers.kv_table import KvTable
+
+
+def held(leader: Leader) -> set[int]:
+    names: set[int] = set()
+    for events in leader.of("kv_events"):
+        if events.cleared:
+            names.clear()
+        names |= set(unpack_blocks(events.stored))
+        names -= set(unpack_blocks(events.removed))
+    return names
+
+
+async def test_a_leader_hears_the_blocks_of_a_prompt_and_everything_again_on_demand():
+    kv = KvTable("r")
+    wanted = set(prompt_blocks(pack_ids(prompt_of(200)), scope(model_revision="r", salt="a")))
+    async with running_worker(Role.UNIFIED, kv=kv) as worker, asyncio.TaskGroup() as tasks:
+        leader, gateway = Leader(worker.address), Gateway(worker.address)
+        await leader.open(tasks)
+        await gateway.attach(tasks, epoch=worker.epoch)
+        attempt = new_attempt()
+        await leader.send(submit=submit_of(worker, prompt_of(200), attempt=attempt, cache_salt="a"))
+        await gateway.answer(attempt)
+        await leader.until(lambda: held(leader) == wanted)
+        numbers = [events.seq for events in leader.of("kv_events")]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        told = len(numbers)
+        await leader.send(kv_resync=pb.KvResync())
+        await leader.until(lambda: len(leader.of("kv_events")) >= told + 2)
+        assert leader.of("kv_events")[told].cleared
+        assert held(leader) == wanted
+        await gateway.detach()
+        await leader.close()
