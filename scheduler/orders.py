@@ -41,8 +41,8 @@ class Orders:
                 for _, rows in read or ():
                     for entry_id, fields in rows:
                         self._from = entry_id
+                        await self._redis.xdel(orders(self._pool), entry_id)  # first: no order is obeyed twice
                         await self._obey(fields.get(FIELD.encode(), b""))
-                        await self._redis.xdel(orders(self._pool), entry_id)
             except RedisError as error:
                 log.warning("orders_failed", pool=self._pool, error=str(error))
 
