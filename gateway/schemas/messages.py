@@ -73,6 +73,7 @@ class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None  # null or "custom"; servers' own tools are refused
+    strict: bool | None = None  # calls must match the schema
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +246,8 @@ def _tool_of(i: int, tool: ToolParam) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema or {"type": "object"}}
     if tool.description is not None:
         function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 

@@ -25,7 +25,7 @@ MESSAGE = {
     "model": "tiny",
     "max_tokens": 50,
     "messages": [{"role": "user", "content": "Weather?"}],
-    "tools": [{"name": "weather", "description": "Tell the weather.", "input_schema": SCHEMA}],
+    "tools": [{"name": "weather", "description": "Tell the weather.", "input_schema": SCHEMA, "strict": True}],
 }
 RESPONSE = {
     "model": "tiny",
@@ -85,7 +85,8 @@ def sse(body: str) -> list[Any]:
 async def test_a_message_calls_a_tool_and_is_told_what_it_gave(rig: Rig):
     submit, got = await answer(rig, "/v1/messages", {**MESSAGE, "tool_choice": {"type": "any"}}, *CALLED)
     assert (submit.parsing.tool_choice, submit.parsing.tool_parser) == ("required", "hermes")
-    assert json.loads(submit.parsing.tools)[0]["function"]["parameters"] == SCHEMA
+    function = json.loads(submit.parsing.tools)[0]["function"]
+    assert (function["parameters"], function["strict"]) == (SCHEMA, True)
     body = got.json()
     assert body["content"] == [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
