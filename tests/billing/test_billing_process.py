@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from billing_rig import DEADLINE_S, usage_event
+from typer.testing import CliRunner
 
 from billing.database import create_engine
 from contracts import keys
@@ -17,6 +18,7 @@ from contracts.identity import shard_of
 from contracts.resp import redis_client
 from contracts.wire import FIELD, encode
 from migrations.upgrade import upgrade
+from pdgate.cli import app
 from pdgate.services import start_postgres
 
 REPOSITORY = Path(__file__).parents[2]
@@ -124,3 +126,24 @@ async def test_bad_settings_end_it_with_one_line(redis_url, database_url, catalo
         assert process.returncode != 0
         assert error.strip().splitlines()[-1].startswith(line), error
         assert "Traceback" not in error
+
+
+async def test_with_a_token_it_serves_admin_calls_at_the_address_that_it_publishes(
+    redis_url, database_url, catalog_file, monkeypatch
+):
+    for name, value in {
+        "DATABASE_URL": database_url, "REDIS_URL": redis_url, "PDGATE_CATALOG": str(catalog_file),
+        "PDGATE_ADMIN_TOKEN": "t0ken",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    client = redis_client(redis_url)
+    with billing(redis_url, database_url, catalog_file, BILLING_ADMIN_TOKEN="t0ken") as process:
+        async with asyncio.timeout(DEADLINE_S):
+            while not await client.exists(keys.BILLING_ADMIN):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        done = await asyncio.to_thread(CliRunner().invoke, app, ("budgets", "set", "5", "--org", "org_a", "--json"))
+        assert done.exit_code == 0, done.output or done.exception
+        assert await client.hget(keys.budget("org_a", "org", "org_a"), "limit") == b"5000000000"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+    await client.aclose()
