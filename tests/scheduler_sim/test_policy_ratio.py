@@ -198,8 +198,8 @@ def test_manual_goes_to_the_pin_and_stays_there():
 @pytest.mark.parametrize("demand", [PROMPTS, ANSWERS, BALANCED], ids=["prompts", "answers", "balanced"])
 def test_a_steady_load_moves_nothing_once_settled_in_a_thousand_ticks(limits, demand):
     start = Split(prefill=4, decode=3, unified=1)
-    state, split, _ = ticks(sight_of(start, demand), 200, limits=limits)
-    _, after, made = ticks(sight_of(split, demand), 1000, limits=limits, state=state, start_s=200 * limits.period_s)
+    state, split, _ = ticks(sight_of(start, demand), 150, limits=limits)
+    _, after, made = ticks(sight_of(split, demand), 1000, limits=limits, state=state, start_s=150 * limits.period_s)
     assert moves(made) == []
     assert after == split
 
