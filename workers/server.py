@@ -24,6 +24,7 @@ from workers.outbox import Limits
 from workers.records import Recorder
 from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
 from workers.spans import Spans
+from workers.tallies import Tallies
 from workers.trials import Probes
 
 log = structlog.get_logger()
@@ -89,6 +90,7 @@ class WorkerServer:
         self.assignments = Assignments(identity, role, engine, limits or Limits(), now_s=now_s, force_end_s=force_end_s)
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
         self._may_restart = may_restart
+        self._tallies = Tallies()
         self.roles = RoleSwitch(
             self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
         )
@@ -129,7 +131,9 @@ class WorkerServer:
                 await asyncio.sleep(STATUS_PERIOD_S)
                 self.assignments.tick()
                 self.probes.tick()
-                self._control.tell_status(self.condition.observe())
+                status = self.condition.observe()
+                self._tallies.fill(status)
+                self._control.tell_status(status)
                 await self.health.tell()
                 for events in self.kv.take():
                     self._control.tell_leaders(pb.ControlReport(kv_events=events))
@@ -172,6 +176,7 @@ class WorkerServer:
     def _ended(self, final: pb.Final, stages: Stages) -> None:
         went_well = FINISH_FROM_PB[final.reason].complete  # what did not is tried again elsewhere: at once
         self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S if went_well else 0.0)
+        self._tallies.ended(final, stages, one_tier=not self.assignments.role_is_label)
         if self._instruments is None:
             return
         phase = PHASE_FROM_PB[final.phase]

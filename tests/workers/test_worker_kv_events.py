@@ -2,11 +2,11 @@
 
 import asyncio
 
-from contracts.lifecycle import Role
+from contracts.lifecycle import Phase, Role
 from contracts.prefix import prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import pack_ids
-from tests.workers.peers import Gateway, Leader, new_attempt, prompt_of, running_worker, submit_of
+from tests.workers.peers import Gateway, Leader, new_attempt, prompt_of, running_worker, submit_of, timed_pair
 from workers.kv_table import KvTable
 
 
@@ -40,3 +40,17 @@ async def test_a_leader_hears_the_blocks_of_a_prompt_and_everything_again_on_dem
         assert held(leader) == wanted
         await gateway.detach()
         await leader.close()
+
+
+async def test_status_sums_hand_offs_and_prompt_tokens_by_where_they_were_found():
+    async with timed_pair() as pair:
+        for _ in range(2):
+            attempt = await pair.submit(prompt_of(200))
+            await pair.decode_gateway.answer(attempt, Phase.DECODE)
+            await pair.prefill_leader.final(attempt, Phase.PREFILL)
+        status = await pair.prefill_leader.next_of("status", lambda s: s.transfers_done == 2)
+        other = pair.decode_leader.of("status")[-1]
+    assert (status.hit_device_tokens, status.computed_tokens) == (192, 208)  # twelve pages of 16 the second time
+    assert status.transfer_exposed_ms > 0
+    assert status.transfers_failed == 0
+    assert (other.transfers_done, other.computed_tokens) == (0, 0)
