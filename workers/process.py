@@ -200,7 +200,9 @@ async def serve(
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
         try:
-            await _run_until(stop, server, heartbeat, recorder, telemetry.instruments, sweeper)
+            await _run_until(
+                stop, server, heartbeat, recorder, telemetry.instruments, sweeper, drain_s=settings.drain_s
+            )
         except* RestartNeeded as needed:
             why = _first(needed)
             ending = Ending(status=EXIT_RESTART, role=why.role)
@@ -224,6 +226,8 @@ async def _run_until(
     recorder: Recorder,
     instruments: Instruments,
     sweeper: StoreSweeper | None,
+    *,
+    drain_s: float,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         await heartbeat.claim()
@@ -233,6 +237,7 @@ async def _run_until(
             running.append(tasks.create_task(sweeper.run()))
         await stop.wait()
         log.info("worker_stops", running=len(server.assignments))
+        await server.wind_down(drain_s)
         running[1].cancel()
         await heartbeat.remove()
         await server.drain()

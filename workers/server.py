@@ -140,6 +140,16 @@ class WorkerServer:
                 if self._may_restart and self.condition.hung:
                     raise RestartNeeded(None, "the engine hangs: work is there and nothing moves")
 
+    async def wind_down(self, within_s: float) -> None:
+        """Take nothing new and let what runs end by itself, up to `within_s`. `run` must still run."""
+        if within_s <= 0 or self.condition.state is not WorkerState.READY:
+            return
+        self.condition.move(WorkerState.DRAINING)
+        for _ in range(int(within_s / DRAIN_POLL_S)):
+            if self.assignments.quiet:
+                return
+            await asyncio.sleep(DRAIN_POLL_S)
+
     async def drain(self) -> None:
         """End everything that runs and give the ends up to `DRAIN_S` to get out. `run` must still run."""
         self.condition.move(WorkerState.STOPPED)

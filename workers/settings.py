@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     coalesce_ms: NotNegative = 2.0
     reader_lost_s: Positive = 5.0
     progress_grace_s: Positive = 5.0
+    drain_s: NotNegative = 0.0  # on SIGTERM: how long what runs may go on; 0 = it is continued elsewhere at once
     journal_dir: str = ""
     faults_file: str = ""  # test only: engine faults on demand (workers/engines/faults.py)
     metrics_listen: str = ""

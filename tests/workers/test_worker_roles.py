@@ -149,3 +149,20 @@ async def test_ends_that_no_gateway_confirmed_hold_a_change_up():
             await pair.decode_gateway.detach()
     assert answer.text == expected_text(PROMPT, 16)
     assert result.ok
+
+
+async def test_a_worker_that_is_to_stop_lets_its_streams_end_and_takes_no_others():
+    async with timed_pair(SLOW) as pair:
+        attempt = await pair.submit(PROMPT, max_tokens=30)
+        key = (attempt, 2)
+        await pair.decode_gateway.until(lambda: key in pair.decode_gateway.answers)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pair.decode.server.wind_down(20.0))
+            await pair.decode_leader.next_of("status", lambda s: s.state == pb.WORKER_STATE_DRAINING)
+            _, to_decode = pair_submits(pair.prefill, pair.decode, PROMPT, new_attempt())
+            await pair.decode_leader.send(submit=to_decode)
+            rejected = await pair.decode_leader.next_of("rejected", lambda _: True)
+        answer = pair.decode_gateway.answers[key]
+    assert rejected.code == "draining"
+    assert answer.reason is FinishReason.LENGTH
+    assert answer.text == expected_text(PROMPT, 30)
