@@ -20,6 +20,7 @@ from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import End, Engine, Job
 from workers.health import Health
 from workers.kv_table import KvTable
+from workers.machine import Machine
 from workers.outbox import Limits
 from workers.records import Recorder
 from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
@@ -91,6 +92,7 @@ class WorkerServer:
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
         self._may_restart = may_restart
         self._tallies = Tallies()
+        self._machine = Machine()
         self.roles = RoleSwitch(
             self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
         )
@@ -133,6 +135,7 @@ class WorkerServer:
                 self.probes.tick()
                 status = self.condition.observe()
                 self._tallies.fill(status)
+                self._machine.fill(status)
                 self._control.tell_status(status)
                 await self.health.tell()
                 for events in self.kv.take():

@@ -2,12 +2,15 @@
 
 import asyncio
 
+import psutil
+
 from contracts.lifecycle import Phase, Role
 from contracts.prefix import prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import pack_ids
 from tests.workers.peers import Gateway, Leader, new_attempt, prompt_of, running_worker, submit_of, timed_pair
 from workers.kv_table import KvTable
+from workers.machine import Machine
 
 
 def held(leader: Leader) -> set[int]:
@@ -54,3 +57,14 @@ async def test_status_sums_hand_offs_and_prompt_tokens_by_where_they_were_found(
     assert status.transfer_exposed_ms > 0
     assert status.transfers_failed == 0
     assert (other.transfers_done, other.computed_tokens) == (0, 0)
+
+
+def test_network_counters_leave_loopback_out_and_are_read_once_a_second():
+    clock = [0.0]
+    machine = Machine(now_s=lambda: clock[0])
+    first, second = pb.Status(), pb.Status()
+    machine.fill(first)
+    machine.fill(second)
+    others = [c for name, c in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+    assert first.HasField("nic_received_bytes")
+    assert first.nic_received_bytes == second.nic_received_bytes <= sum(c.bytes_recv for c in others)
