@@ -16,7 +16,7 @@ from contracts.wire import counts_from_pb, pack_ids
 from pdgate.libibverbs import library_environment
 from pdgate.mooncake import master_command
 from tests.engines import Engines, running_engines
-from tests.processes import engine_python, free_port
+from tests.processes import engine_python, free_port, until
 from tests.workers.engine_client import LEADER_EPOCH, Client, client_of
 from tests.workers.peers import new_attempt, submit_of
 
@@ -140,18 +140,22 @@ async def test_an_answer_that_moves_in_mid_decode_finds_its_pages_and_goes_on(en
 
 
 async def test_pages_that_are_gone_are_computed_again(engines: Engines):
-    pages = list((engines.faults.parent / "pages").rglob("*.bin"))
+    """The folder is emptied; or the owner of the memory that holds them is killed, which ends the use of this pair."""
+    folder = engines.faults.parent / "pages"
+    before = set(folder.rglob("*.bin"))
     async with client_of(engines) as client:
         store = StoreClient(client)
         whole = await client.unified(LONG, **GREEDY)
         await store.one("prefill", Phase.PREFILL, LONG, cache_salt="emptied", **GREEDY)
-        if not pages:
-            engines.prefill.process.kill()  # it takes its segment of the store along
+        if before:
+            await until(lambda: len(set(folder.rglob("*.bin")) - before) >= PAGES // 16, 20)  # written behind
+            for page in folder.rglob("*.bin"):
+                page.unlink()
+        else:
+            engines.prefill.process.kill()
             engines.prefill.process.wait(20)
-        for page in (engines.faults.parent / "pages").rglob("*.bin"):
-            page.unlink()
         again = await store.one("decode", Phase.DECODE, LONG, cache_salt="emptied", **GREEDY)
     assert again.ids == whole.ids
     assert again.reason is FinishReason.LENGTH
-    if pages:
+    if before:
         assert counts_from_pb(again.finished.counts).cached_tokens == 0
