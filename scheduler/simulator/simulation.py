@@ -13,6 +13,7 @@ from contracts.lifecycle import HandOff, Role, WorkerState
 from scheduler.policy.blame import Stage
 from scheduler.policy.cluster import ClusterView
 from scheduler.policy.fairness import FairQueue
+from scheduler.policy.lengths import LengthModel
 from scheduler.policy.placement import Placement, Reason
 from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Move
@@ -89,6 +90,11 @@ class Simulation:
         end_ms = clock.now_ms + _TAIL_S * 1000
         while self._unfinished() and clock.step(end_ms):
             pass
+
+    @property
+    def lengths(self) -> LengthModel:
+        """What was learned of answers."""
+        return self._router.lengths
 
     def _unfinished(self) -> bool:
         return len(self._queue) > 0 or any(worker.jobs for worker in self.workers.values())
