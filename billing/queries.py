@@ -37,15 +37,18 @@ __all__ = [
     "USAGE_DIMENSIONS",
     "WIDTHS_S",
     "Asked",
+    "AttemptRow",
     "CostResult",
     "MeterRow",
     "RequestRow",
     "UsageResult",
     "UsageTotal",
+    "attempts_across_tenants",
     "budgeted_scopes",
     "cost_buckets",
     "current_prices",
     "find_request",
+    "find_request_across_tenants",
     "price_in_force",
     "recent_requests",
     "recent_requests_across_tenants",
@@ -104,6 +107,23 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     tags: str | None  # JSON object
     cache_scope: str
     meters: tuple[MeterRow, ...]
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine request as its worker counted it."""
+
+    attempt: int
+    sample: int
+    phase: str
+    worker: str
+    worker_epoch: int
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    compute_ms: float
+    worker_ms: float  # from accepted to ended
+    ended_ms: int  # Unix ms
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,15 +215,36 @@ async def share_group(conn: AsyncConnection, tenant: str) -> str:
 
 async def find_request(conn: AsyncConnection, tenant: str, rid: str) -> RequestRow | None:
     """Return a request of this organisation, or None when it is unknown, another's, or not billed yet."""
+    row = await find_request_across_tenants(conn, rid)
+    return row if row is not None and row.organisation == tenant else None
+
+
+async def find_request_across_tenants(conn: AsyncConnection, rid: str) -> RequestRow | None:
+    """Return a request, or None when it is unknown or not billed yet."""
     try:
         request_id, at = uuid.UUID(rid), moment(at_ms_of(rid))
     except (ValueError, OverflowError):
         return None
-    query = sa.select(t.request).where(
-        t.request.c.request_id == request_id, t.request.c.at == at, t.request.c.organisation == tenant
-    )
+    query = sa.select(t.request).where(t.request.c.request_id == request_id, t.request.c.at == at)
     rows = await _with_meters(conn, query)
     return rows[0] if rows else None
+
+
+async def attempts_across_tenants(conn: AsyncConnection, rid: str) -> list[AttemptRow]:
+    """Return what the workers counted of a request, in the order of attempts. Raises ValueError for a bad id."""
+    cost = t.attempt_cost.c
+    query = (
+        sa.select(t.attempt_cost)
+        .where(cost.request_id == uuid.UUID(rid), cost.at == moment(at_ms_of(rid)))
+        .order_by(cost.attempt, cost.ended_at, cost.sample)
+    )
+    return [
+        AttemptRow(
+            ended_ms=unix_ms(row["ended_at"]),
+            **{name: row[name] for name in AttemptRow.__struct_fields__ if name != "ended_ms"},
+        )
+        for row in (await conn.execute(query)).mappings()
+    ]
 
 
 async def recent_requests(conn: AsyncConnection, tenant: str, since_ms: int, limit: int = 20) -> list[RequestRow]:

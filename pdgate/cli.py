@@ -39,6 +39,7 @@ from pdgate.stack import EXIT_CANNOT_START, run_stack
 from pdgate.tenant_commands import orgs
 from pdgate.top import top
 from pdgate.usage import usage_app
+from pdgate.why import why
 from pdgate.worker_commands import workers
 
 app = typer.Typer(
@@ -70,6 +71,7 @@ app.command("replay")(replay)
 app.command("plan")(plan)
 app.command("reconcile")(reconcile)
 app.command("top")(top)
+app.command("why")(why)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder for data, logs and keys.  [default: .pdgate]")]
 

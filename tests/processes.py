@@ -106,7 +106,9 @@ class Stack:
             },
         )
 
-    def add_scheduler(self, name: str = "scheduler", *, cpu_profile: bool = False) -> None:
+    def add_scheduler(
+        self, name: str = "scheduler", *, cpu_profile: bool = False, environ: Mapping[str, str] | None = None
+    ) -> None:
         """Add a scheduler; the CPU profile waits longer before it gives a worker up."""
         timers = {"SCHEDULER_SUSPECT_AFTER_S": "1", "SCHEDULER_DEAD_AFTER_S": "5"} if cpu_profile else {}
         self._add(
@@ -116,6 +118,7 @@ class Stack:
                 "SCHEDULER_REDIS_URL": self.redis_url,
                 "SCHEDULER_CATALOG": str(self.catalog_file),
                 **timers,
+                **(environ or {}),
             },
         )
 
