@@ -22,6 +22,7 @@ organisation = sa.Table(
     sa.Column("is_demo", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("limits", JSONB, nullable=False, server_default="{}"),  # gateway.limits.Limits
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("runs_fleet", sa.Boolean, nullable=False, server_default=sa.false()),  # its admin keys are the operator's
 )
 
 project = sa.Table(
@@ -54,6 +55,7 @@ api_key = sa.Table(
     sa.Column("imported", sa.Boolean, nullable=False, server_default=sa.false()),  # made elsewhere: to be rotated
     sa.Column("old_hash", sa.LargeBinary, unique=True),  # of the secret before the last rotation
     sa.Column("old_hash_until", sa.DateTime(timezone=True)),
+    sa.Column("owner", sa.Text, nullable=False, server_default=""),  # person_..., sa_... or nobody
     sa.CheckConstraint("state IN ('active', 'revoked')", name="state"),
 )
 

@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 import billing.money_tables
 import billing.tables
 import gateway.batch_tables
+import gateway.people_tables
 import gateway.tables
 from contracts.environment import SettingsError, asyncpg_url
 
