@@ -175,3 +175,26 @@ GATEWAYS = "pdgate:gateways"
 
 BILLING_ADMIN = "pdgate:billing:admin"
 """Address of a billing process's Admin service, host:port; expires with it."""
+
+
+# -- the portal ------------------------------------------------------------------------------------
+
+
+def session(token_hash: str) -> str:
+    """Return one signed-in browser (gateway.portal.sessions.Session, msgpack), with an expiry."""
+    return f"pdgate:{{portal}}:session:{token_hash}"
+
+
+def person_sessions(person_id: str) -> str:
+    """Return the set of the person's sessions, by the hash of their token."""
+    return f"pdgate:{{portal}}:sessions-of:{person_id}"
+
+
+def sign_in_tries(name: str) -> str:
+    """Return how often somebody tried to sign in, of one account or address, with an expiry."""
+    return f"pdgate:{{portal}}:tries:{name}"
+
+
+def sign_in_state(state_hash: str) -> str:
+    """Return a sign-in that is at an OpenID provider, with an expiry."""
+    return f"pdgate:{{portal}}:oidc:{state_hash}"

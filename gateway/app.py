@@ -51,6 +51,7 @@ from gateway.notices import Notices
 from gateway.openapi import describe_errors
 from gateway.outage import Outage
 from gateway.patience import Patience
+from gateway.portal.portal import Portal
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.purse import Purse, Spender
@@ -193,6 +194,7 @@ class Gateway:
         self.usage_reports = UsageReports(self.engine, currency=catalog.currency)
         self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
+        self.portal = Portal(settings, self.engine, self.redis)
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
         self._watcher = Watcher(
             self._changed,
@@ -248,6 +250,7 @@ class Gateway:
         self.settlement.close()
         await self._lease.release()
         self.workshop.close()
+        self.portal.close()
         await self.redis.aclose()
         for connection in (self.requests, self._settling, self._notified, self._changed):
             connection.close()
@@ -319,7 +322,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     """
     edge = Edge(telemetry.instruments)
     app = Litestar(
-        route_handlers=describe_errors(_routes(gateway, telemetry)),
+        route_handlers=[*describe_errors(_routes(gateway, telemetry)), gateway.portal.router()],
         exception_handlers={
             ServingError: edge.serving_error,
             HTTPException: edge.http_error,

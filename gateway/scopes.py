@@ -49,7 +49,7 @@ def check_call(bounds: Sequence[Scopes], *, endpoint: str, address: str) -> None
             endpoint == allowed or endpoint.startswith(f"{allowed.rstrip('/')}/") for allowed in scopes.endpoints
         ):
             raise PermissionDenied(f"This API key may not be used for {endpoint}.")
-        if scopes.networks is not None and not _within(address, scopes.networks):
+        if scopes.networks is not None and not within(address, scopes.networks):
             raise PermissionDenied("This API key may not be used from this network.")
 
 
@@ -80,12 +80,13 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[str]) -> str
     """
     address = peer
     hops = [hop.strip() for hop in forwarded_for.split(",") if hop.strip()]
-    while trusted and hops and _within(address, trusted):
+    while trusted and hops and within(address, trusted):
         address = hops.pop()
     return address
 
 
-def _within(address: str, networks: Sequence[str]) -> bool:
+def within(address: str, networks: Sequence[str]) -> bool:
+    """Return whether an address is in one of the networks."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket has no address

@@ -35,6 +35,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     discovery_s: PositiveSeconds = 1.0  # between two looks at the workers' leases
     tokenizer_threads: PositiveCount = 2
     trusted_proxies: tuple[str, ...] = ()  # networks whose x-forwarded-for is believed, CIDR
+    allow_http: bool = False  # the portal over plain http, also from other machines
+    session_idle_s: PositiveSeconds = 2 * 3600.0  # a browser that is silent for so long is signed out
+    session_absolute_s: PositiveSeconds = 12 * 3600.0  # after the sign-in
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
     body_timeout_s: PositiveSeconds = 60.0  # from the head of a request to the end of its body
     inbox_max_bytes: PositiveCount = 256 * 1024 * 1024

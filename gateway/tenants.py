@@ -59,6 +59,7 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
     is_demo: bool
     limits: Limits
     created_at: dt.datetime
+    runs_fleet: bool = False  # its admin keys are the operator's
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +142,7 @@ class Tenants:
         values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "limits": limits_out(limits)}
         async with self._engine.begin() as db:
             row = (await db.execute(sa.insert(organisation).values(values).returning(*organisation.c))).mappings().one()
-        return _organisation(row)
+        return map_organisation(row)
 
     async def list_organisations(self) -> Sequence[Organisation]:
         """Return every tenant, oldest first: for operators."""
@@ -151,14 +152,14 @@ class Tenants:
                 .mappings()
                 .all()
             )
-        return [_organisation(row) for row in rows]
+        return [map_organisation(row) for row in rows]
 
     async def find_organisation_by_name(self, name: str) -> Organisation | None:
         """Return the oldest tenant of that name."""
         query = sa.select(organisation).where(organisation.c.name == name).order_by(organisation.c.created_at).limit(1)
         async with self._engine.begin() as db:
             row = (await db.execute(query)).mappings().one_or_none()
-        return _organisation(row) if row else None
+        return map_organisation(row) if row else None
 
     async def create_project(
         self, tenant: str, name: str, *, limits: Limits = NO_LIMITS, scopes: Scopes = NO_SCOPES
@@ -358,13 +359,15 @@ def _limits_in(raw: Any) -> Limits:
     return msgspec.convert(raw, Limits)
 
 
-def _organisation(row: sa.RowMapping) -> Organisation:
+def map_organisation(row: sa.RowMapping) -> Organisation:
+    """Return the organisation in a row of its table."""
     return Organisation(
         id=row["id"],
         name=row["name"],
         is_demo=row["is_demo"],
         limits=_limits_in(row["limits"]),
         created_at=row["created_at"],
+        runs_fleet=row["runs_fleet"],
     )
 
 

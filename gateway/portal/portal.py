@@ -1,0 +1,55 @@
+"""The one place that builds the portal: its parts and its router."""
+
+from typing import Any
+
+from litestar import Request, Response, Router, get
+from litestar.types import ASGIApp
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.portal.door import Door
+from gateway.portal.links import Links
+from gateway.portal.pages import Pages
+from gateway.portal.passwords import Passwords, Tries
+from gateway.portal.people import People
+from gateway.portal.sessions import Sessions
+from gateway.portal.sign_in import SignIn, sign_in_routes
+from gateway.portal.transport import Transport
+from gateway.settings import Settings
+
+
+class Portal:
+    """The parts of the portal. Building it connects to nothing."""
+
+    def __init__(self, settings: Settings, engine: AsyncEngine, redis: Redis) -> None:
+        self.transport = Transport(allow_http=settings.allow_http, trusted_proxies=settings.trusted_proxies)
+        self.people = People(engine)
+        self.links = Links(engine)
+        self.sessions = Sessions(redis, idle_s=settings.session_idle_s, absolute_s=settings.session_absolute_s)
+        self.passwords = Passwords()
+        self.door = Door(self.sessions, self.people, self.transport)
+        self.pages = Pages(self.door)
+        self.sign_in = SignIn(self.door, self.pages, self.links, self.passwords, Tries(redis))
+
+    def router(self) -> Router:
+        """Return every page, behind the guard of the transport."""
+
+        @get("/portal")
+        async def overview(request: Request[Any, Any, Any]) -> Response[str]:
+            """Show where somebody is."""
+            return self.pages.page(request, "overview.html", visit=await self.door.enter(request))
+
+        def guard(app: ASGIApp) -> ASGIApp:  # a function: see Pages.error_handlers
+            return self.transport.guard_pages(app)
+
+        return Router(
+            "/",
+            route_handlers=[overview, *sign_in_routes(self.sign_in)],
+            middleware=[guard],
+            exception_handlers=self.pages.error_handlers(),
+            include_in_schema=False,
+        )
+
+    def close(self) -> None:
+        """Let its threads go."""
+        self.passwords.close()
