@@ -57,6 +57,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float | None = None
     goodput_rps: float | None = None
     """Predicted."""
+    pairs: Mapping[str, int] = {}
+    """Pairs of a prefill and a decode worker by how far they are trusted, or by what keeps them apart."""
+    idle_step_ms: float | None = None
+    """A decode step of one request on an idle worker, as far as that is known: no TPOT target below it can be met."""
+    idle_first_ms: float | None = None
+    """Likewise the least time to a first token: a prompt of one token, its hand-off, one step."""
     flips: tuple[Flip, ...] = ()
 
     @property

@@ -56,7 +56,7 @@ def list_workers(context: typer.Context, file: CatalogFile = None, as_json: AsJs
     async def run() -> list[WorkerRow]:
         catalog = read_models(file or catalog_file())
         async with open_redis() as redis:
-            alive = [await _alive(redis, pool) for pool in catalog.pools]
+            alive = [await alive_workers(redis, pool) for pool in catalog.pools]
         return [_row(worker, pool, catalog.revision) for pool in alive for worker in pool]
 
     show(asyncio.run(run()), as_json=as_json, empty="no worker is alive")
@@ -93,7 +93,7 @@ async def _order(worker_id: str, what: Literal["role", "drain", "undrain"], role
     )
     async with open_redis() as redis:
         for pool in catalog.pools:
-            if any(w.worker_id == worker_id for w in await _alive(redis, pool)):
+            if any(w.worker_id == worker_id for w in await alive_workers(redis, pool)):
                 await redis.xadd(orders(pool), {FIELD: encode(order)}, maxlen=MAX_ORDERS)
                 got: Any = await redis.blpop([answer(pool, order.order_id)], timeout=ANSWER_S)
                 if got is None:
@@ -102,7 +102,8 @@ async def _order(worker_id: str, what: Literal["role", "drain", "undrain"], role
     raise CannotStart(f"no worker {worker_id!r} is alive; `pdgate workers` lists them")
 
 
-async def _alive(redis: Redis, pool: str) -> Sequence[Registration]:
+async def alive_workers(redis: Redis, pool: str) -> Sequence[Registration]:
+    """Return the pool's workers whose lease holds."""
     ids: list[Any] = await redis.zrange(keys.pool_workers(pool), 0, -1)
     leases: list[Any] = [await redis.get(keys.worker_lease(pool, worker_id.decode())) for worker_id in sorted(ids)]
     return [msgspec.msgpack.decode(lease, type=Registration) for lease in leases if lease]

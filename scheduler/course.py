@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contracts.lifecycle import Role
 from contracts.series import Point
 from scheduler.controller import RatioController
+from scheduler.costs import Costs
 from scheduler.degrade import Ladder
 from scheduler.registry import WorkerRegistry
 from scheduler.waiting import WaitingQueue
@@ -23,6 +24,7 @@ class Course:
         window: SloWindow,
         controller: RatioController,
         ladder: Ladder,
+        costs: Costs,
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
@@ -31,6 +33,7 @@ class Course:
         self._window = window
         self._controller = controller
         self._ladder = ladder
+        self._costs = costs
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms
 
@@ -39,6 +42,9 @@ class Course:
         ready = [worker for worker in self._registry.workers() if worker.ready]
         decodes = [worker for worker in ready if worker.role is not Role.PREFILL]
         capacity = sum(worker.kv_capacity_tokens for worker in decodes)
+        latency = self._costs.latency() if self._costs.known() else None
+        step_ms = latency.decode.step_ms(1, 1) if latency is not None else None
+        hand_off_ms = latency.transfer.ms(1) if latency is not None and len(decodes) < len(ready) else 0.0
         span, last, demand = self._window.take_span(), self._controller.last, self._controller.demand
         return Point(
             at_unix_ms=self._now_unix_ms(),
@@ -61,5 +67,8 @@ class Course:
             num_running=sum(worker.num_requests for worker in ready),
             rate_rps=demand.rate_rps if demand is not None else None,
             goodput_rps=last.now.goodput_rps if last is not None and last.now is not None else None,
+            pairs=self._registry.pairs.counts(),
+            idle_step_ms=step_ms,
+            idle_first_ms=latency.prefill.ms(1) + hand_off_ms + (step_ms or 0.0) if latency is not None else None,
             flips=self._controller.take_flips(),
         )

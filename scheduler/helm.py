@@ -121,7 +121,12 @@ class Helm:
         )
         actuator.ended = self._flipped
         self._course = Course(
-            registry=registry, waiting=waiting, window=self.window, controller=self.controller, ladder=self.ladder
+            registry=registry,
+            waiting=waiting,
+            window=self.window,
+            controller=self.controller,
+            ladder=self.ladder,
+            costs=memory.costs,
         )
 
     # -- what happens to requests --------------------------------------------------------------------
