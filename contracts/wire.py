@@ -89,6 +89,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     parsing: Parsing | None = None
     session: str = ""  # affinity key
     local: bool = False  # the small model of a route, instead of the one that was asked for
+    warm_replica: int = 0  # k >= 1: only the prompt is wanted, on the k-th worker of those that hold most of it
 
 
 class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
@@ -328,6 +329,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cached_host_tokens: int = 0  # of the cached ones: from host memory
+    cached_store_tokens: int = 0  # and from the store; the rest was in the device's memory
 
 
 class Stages(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +359,8 @@ def counts_to_pb(counts: Counts) -> pb.Counts:
         cached_tokens=counts.cached_tokens,
         completion_tokens=counts.completion_tokens,
         reasoning_tokens=counts.reasoning_tokens,
+        cached_host_tokens=counts.cached_host_tokens,
+        cached_store_tokens=counts.cached_store_tokens,
     )
 
 
@@ -366,6 +371,8 @@ def counts_from_pb(message: pb.Counts) -> Counts:
         cached_tokens=message.cached_tokens,
         completion_tokens=message.completion_tokens,
         reasoning_tokens=message.reasoning_tokens,
+        cached_host_tokens=message.cached_host_tokens,
+        cached_store_tokens=message.cached_store_tokens,
     )
 
 

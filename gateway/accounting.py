@@ -61,7 +61,9 @@ def usage_event(
     elif outcome is Outcome.INTERRUPTED:
         slo_met = False
     cause = ending.cause
-    if outcome is Outcome.FINISHED and not cause and not any(slot.said for slot in streams.values()):
+    if terms.prompt_only:
+        slo_met = None  # nobody waits for it
+    elif outcome is Outcome.FINISHED and not cause and not any(slot.said for slot in streams.values()):
         cause = EMPTY_ANSWER
     first = streams.get(0)
     path, hand_off = _path(placed, first)
@@ -152,10 +154,16 @@ def timings_of(
         decode_tokens=max(num_tokens, sum(slot.counts.completion_tokens for slot in streams.values())),
         queue_ms=queue_ms,
         prefill_ms=prefill_ms,
-        transfer_ms=stream.stages.transfer_ms if stream is not None else 0.0,
+        transfer_ms=_transfer_ms(stream, prompt),
         total_ms=(now_s - terms.arrived_s) * 1000,
         itl_p99_ms=_slowest_gap_ms(streams),
     )
+
+
+def _transfer_ms(stream: Slot | None, prompt: Slot | None) -> float:
+    """Return the hand-off as the decode side saw it; as the prefill side did where the decode side cannot tell."""
+    seen_ms = stream.stages.transfer_ms if stream is not None else 0.0
+    return seen_ms or (prompt.stages.transfer_ms if prompt is not None and prompt.phase is Phase.PREFILL else 0.0)
 
 
 def _slowest_gap_ms(streams: Slots) -> float | None:

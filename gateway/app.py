@@ -65,6 +65,7 @@ from gateway.routes.health import health_routes
 from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
 from gateway.routes.organization import organization_routes
+from gateway.routes.prefixes import prefix_routes
 from gateway.routes.requests import request_routes
 from gateway.routes.responses import response_routes
 from gateway.routes.tokens import token_routes
@@ -76,6 +77,7 @@ from gateway.tenants import Tenants
 from gateway.terms import Closed
 from gateway.traces import Traces
 from gateway.usage_reports import UsageReports
+from gateway.warming import Warming
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry
 from observability.tracing import Tracer
@@ -103,7 +105,7 @@ class Outward:
     def settle(self, closed: Closed) -> None:
         """Hand a closed request to settlement, and learn from it."""
         event = closed.event
-        if event.outcome is Outcome.FINISHED:
+        if event.outcome is Outcome.FINISHED and event.tokens.decode:  # none: a prompt computed ahead
             self._lengths.ended(event.org, event.model, event.tokens.decode)
         self._settlement.offer(closed)
 
@@ -171,6 +173,14 @@ class Gateway:
             traces=traces,
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
+        self.warming = Warming(
+            self.starter,
+            catalog=catalog,
+            models=self.models,
+            workshop=self.workshop,
+            chat=self.chat,
+            fleet=self.fleet,
+        )
         self.completions = Completions(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.messages = Messages(self.starter, self.chat, catalog=catalog)
         self.response_book = ResponseBook(self.redis, gateway_id=gateway_id, ttl_s=settings.response_ttl_s)
@@ -356,6 +366,7 @@ def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:
         *completion_routes(gateway.starter, gateway.completions, gateway.answers),
         *message_routes(gateway.starter, gateway.messages, gateway.answers),
         *response_routes(gateway.starter, gateway.responses, gateway.response_book, gateway.guard, gateway.answers),
+        *prefix_routes(gateway.starter, gateway.warming, gateway.answers),
         *file_routes(gateway.guard, gateway.files, max_file_bytes=gateway.settings.max_file_bytes),
         *batch_routes(gateway.starter, gateway.guard, gateway.files, gateway.batches, gateway.batch_runner),
         *token_routes(gateway.starter, gateway.models, gateway.workshop),

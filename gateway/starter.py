@@ -87,6 +87,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""  # affinity key
     dimensions: Dimensions = NO_DIMENSIONS
     prompt_field: str = "messages"  # what the prompt is called in the body
+    prompt_only: bool = False  # the prompts are copies of one that is computed ahead; no answer is wanted
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +265,9 @@ class Starter:
             model=model.name,
             tier=tier,
             price=price,
-            slo=within_bounds(arrival.slo, tiers.get(tier, SloTarget()), key.bounds),
+            slo=SloTarget()
+            if work.prompt_only
+            else within_bounds(arrival.slo, tiers.get(tier, SloTarget()), key.bounds),
             simulated=self._models.simulated(model.name),
             dimensions=self._dimensions(key, work.dimensions),
             share_group=key.share_group,
@@ -313,6 +316,7 @@ class Starter:
             deadline_unix_ms=asked.deadline_ms,
             arrived_unix_ms=arrival.arrived_unix_ms,
             arrived_s=arrival.arrived_s,
+            prompt_only=work.prompt_only,
         )
 
     async def _admit_all(self, arrival: Arrival, asked: Sequence[Asked], terms: Sequence[Terms]) -> list[Admitted]:
@@ -335,7 +339,7 @@ class Starter:
     ) -> None:
         for i, generation in enumerate(generations):
             sampling = work.sampling(admitted[i].max_tokens)
-            submit = self._submit(arrival, work, generation.terms, work.prompts[i], sampling)
+            submit = self._submit(arrival, work, generation.terms, i, sampling)
             try:
                 generation.written(await self._inbox.submit(submit))
             except RedisError:
@@ -350,13 +354,13 @@ class Starter:
                     any_of_them.client_left()
                 raise
 
-    def _submit(self, arrival: Arrival, work: Work, terms: Terms, ids: Sequence[int], sampling: Sampling) -> Submit:
+    def _submit(self, arrival: Arrival, work: Work, terms: Terms, number: int, sampling: Sampling) -> Submit:
         return Submit(
             rid=terms.rid,
             pool=terms.pool,
             gateway_id=self._gateway_id,
             owner=terms.owner,
-            prompt=pack_ids(ids),
+            prompt=pack_ids(work.prompts[number]),
             sampling=sampling,
             deadline_unix_ms=terms.deadline_unix_ms,
             num_samples=terms.num_samples,
@@ -367,6 +371,7 @@ class Starter:
             adapter=work.model.name if work.model.model.adapter else "",
             parsing=work.parsing,
             local=work.model.local,
+            warm_replica=number + 1 if work.prompt_only else 0,
         )
 
 

@@ -199,6 +199,7 @@ class Request:
             num_samples=len(self.samples),
             hand_off=self.hand_off,
             excluded=frozenset(self.excluded),
+            warm_replica=self.submit.warm_replica,
         )
 
     def side(self, *phases: Phase) -> Iterator[Part]:

@@ -149,7 +149,7 @@ class Helm:
             if outcome.outcome != Outcome.REFUSED and ran:
                 stage = self.window.ended(request, outcome)
                 self.decisions.ended(request, outcome, stage)
-            if outcome.outcome == Outcome.FINISHED:
+            if outcome.outcome == Outcome.FINISHED and not request.submit.warm_replica:
                 self._memory.router.learn(request, outcome.completion_tokens // request.submit.num_samples)
             if ran:
                 cost = self._memory.router.actual_cost(

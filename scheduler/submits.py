@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from contracts.lifecycle import HandOff, Phase
+from contracts.links import Link, link_between
 from contracts.parsing import parsing_to_pb
 from contracts.settlement import encode_owner
 from contracts.v1 import worker_pb2 as pb
@@ -38,6 +39,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             traceparent=submit.owner.traceparent,
             parsing=parsing,
             payer=payer if part.phase is not Phase.PREFILL else "",
+            prompt_only=submit.warm_replica > 0,
         )
         if request.delivered:
             message.delivered = request.delivered[part.sample]
@@ -46,6 +48,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             message.hand_off = request.hand_off_now.value
         if prefill is not None and request.hand_off_now is HandOff.DIRECT:
             _rendezvous(message, prefill, request.rooms[part.sample])
+            message.link = _link(prefill, next(request.streaming_parts).worker)
         yield part, pb.ControlCommand(submit=message)
 
 
@@ -57,6 +60,11 @@ def abort(request: Request, reason: str) -> pb.ControlCommand:
 def attempt_id(request: Request, sample: int) -> pb.AttemptId:
     """Return the name of one sample of the current attempt."""
     return pb.AttemptId(rid=request.rid_bytes, attempt=request.attempt, sample=sample)
+
+
+def _link(prefill: Worker, decode: Worker) -> Link:
+    giver, taker = prefill.registration, decode.registration
+    return link_between(giver.node, giver.zone, taker.node, taker.zone)
 
 
 def _rendezvous(message: pb.Submit, prefill: Worker, room: int) -> None:

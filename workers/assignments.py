@@ -61,7 +61,7 @@ class Events:
     def __init__(self) -> None:
         self.prefilled: Callable[[pb.PrefillDone], None] = _ignore
         self.first_token: Callable[[Assignment], None] = _ignore
-        self.ended: Callable[[pb.Final, Stages], None] = _ignore_two
+        self.ended: Callable[[pb.Final], None] = _ignore
         self.delivered: Callable[[pb.Delivered], None] = _ignore
         self.recorded: Callable[[AttemptRecord], None] = _ignore
         self.closed: Callable[[Job, End, FinishReason], None] = _ignore_three
@@ -72,10 +72,6 @@ def _ignore(_: object) -> None:
 
 
 def _ignore_three(_: object, __: object, ___: object) -> None:
-    """Take an event nobody listens to."""
-
-
-def _ignore_two(_: object, __: object) -> None:
     """Take an event nobody listens to."""
 
 
@@ -103,7 +99,7 @@ class Assignment:
             if self.job.phase is Phase.UNIFIED:
                 self._owner.events.first_token(self)
         self.num_tokens += len(token_ids)
-        if not self.muted:
+        if not (self.muted or self.job.prompt_only):
             self.outbox.chunk(self.handle, text, token_ids, detail)
 
     def prefilled(self, counts: Counts, stages: Stages) -> None:
@@ -287,6 +283,9 @@ class Assignments:
         if self._running.pop(assignment.key, None) is None:
             return
         job = assignment.job
+        if job.prompt_only:  # its one token is of no use to anybody, as that of a prefill
+            counts = msgspec.structs.replace(end.counts, completion_tokens=0, reasoning_tokens=0)
+            end = msgspec.structs.replace(end, counts=counts)
         self._tokens_of_ended += assignment.num_tokens
         reason = end.reason
         if reason is FinishReason.ABORTED and assignment.asked is not None:
@@ -294,12 +293,12 @@ class Assignments:
         error = end.error or ("the worker stops" if reason is FinishReason.ERROR else "")
         if job.phase is Phase.PREFILL and reason.complete and not assignment.prefill_reported:
             self.report_prefill(assignment, end.counts, end.stages)
-        counts, stages = counts_to_pb(end.counts), stages_to_pb(end.stages)
+        told, stages = counts_to_pb(end.counts), stages_to_pb(end.stages)
         final = pb.Final(
             id=attempt_to_pb(job.attempt),
             phase=PHASE_TO_PB[job.phase],
             reason=FINISH_TO_PB[reason],
-            counts=counts,
+            counts=told,
             stages=stages,
             error=error,
             gateway_id=job.gateway_id,
@@ -310,14 +309,14 @@ class Assignments:
                 pb.Finished(
                     handle=assignment.handle,
                     reason=FINISH_TO_PB[reason],
-                    counts=counts,
+                    counts=told,
                     stages=stages,
                     error=error,
                     matched_stop=end.matched_stop,
                 ),
                 assignment.key,
             )
-        self.events.ended(final, end.stages)
+        self.events.ended(final)
         self.events.recorded(self._record(assignment, end, reason))
         self.events.closed(job, end, reason)
 

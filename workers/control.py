@@ -337,4 +337,6 @@ def _job_of(submit: pb.Submit) -> Job:
         delivered=submit.delivered,
         delivered_chars=submit.delivered_chars,
         payer=submit.payer,
+        prompt_only=submit.prompt_only,
+        link=submit.link,
     )

@@ -87,6 +87,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     delivered: bytes = b""  # a continuation: the answer's tokens that the client already has
     delivered_chars: int = 0  # and how much of their text, code points
     payer: str = ""  # who pays, for the worker's journal (contracts.usage.AttemptRecord)
+    link: str = ""  # contracts.links.Link between the two workers of a direct hand-off
+    prompt_only: bool = False  # only the prompt is wanted: no token is told or counted (workers.assignments)
 
     @property
     def num_prompt_tokens(self) -> int:

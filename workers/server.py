@@ -11,7 +11,7 @@ from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.usage import AttemptRecord, DeliveredMark
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
-from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Stages, attempt_from_pb, attempt_to_pb
+from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, attempt_from_pb, attempt_to_pb
 from observability.metrics import Instruments
 from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
@@ -25,7 +25,7 @@ from workers.outbox import Limits
 from workers.records import Recorder
 from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
 from workers.spans import Spans
-from workers.tallies import Tallies
+from workers.tallies import Tallies, sources
 from workers.trials import Probes
 
 log = structlog.get_logger()
@@ -186,21 +186,32 @@ class WorkerServer:
             done = pb.PrefillDone(id=attempt_to_pb(assignment.job.attempt))
             self._control.tell_leaders(pb.ControlReport(prefill_done=done), within_s=END_WITHIN_S)
 
-    def _ended(self, final: pb.Final, stages: Stages) -> None:
+    def _ended(self, final: pb.Final) -> None:
         went_well = FINISH_FROM_PB[final.reason].complete  # what did not is tried again elsewhere: at once
         self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S if went_well else 0.0)
-        self._tallies.ended(final, stages, one_tier=not self.assignments.role_is_label)
         if self._instruments is None:
             return
         phase = PHASE_FROM_PB[final.phase]
         labels = {"pool": self._pool, "phase": phase.value, "reason": FINISH_FROM_PB[final.reason].value}
         self._instruments.engine_finishes.add(1, labels)
-        if stages.transfer_ms and phase is Phase.PREFILL:  # the sender alone knows when it began
-            self._instruments.transfer(stages.transfer_ms, pool=self._pool)
 
     def _closed(self, job: Job, end: End, reason: FinishReason) -> None:
+        self._tallies.ended(job, end, reason)
+        if self._instruments is not None:
+            self._count(self._instruments, job, end)
         if self._spans is not None:
             self._spans.ended(job, end, reason, now_unix_ms=time.time() * 1000)
+
+    def _count(self, instruments: Instruments, job: Job, end: End) -> None:
+        stages = end.stages
+        if stages.transfer_ms and job.phase is Phase.PREFILL:  # the sender alone knows when it began
+            hand_off = job.hand_off.value if job.hand_off is not None else ""
+            instruments.transfer(stages.transfer_ms, pool=self._pool, hand_off=hand_off, link=job.link)
+        if job.computes:
+            for source, tokens in sources(end.counts):
+                if tokens:
+                    labels = {"pool": self._pool, "phase": job.phase.value, "source": source}
+                    instruments.prompt_tokens.add(tokens, labels)
 
     def _delivered(self, done: pb.Delivered) -> None:
         self._control.tell_leaders(pb.ControlReport(delivered=done), within_s=CONFIRM_WITHIN_S)

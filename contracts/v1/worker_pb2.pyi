@@ -156,16 +156,20 @@ class Parsing(_message.Message):
     def __init__(self, tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_open: _Optional[bool] = ...) -> None: ...
 
 class Counts(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cached_host_tokens", "cached_store_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+    cached_host_tokens: int
+    cached_store_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cached_host_tokens: _Optional[int] = ..., cached_store_tokens: _Optional[int] = ...) -> None: ...
 
 class Stages(_message.Message):
     __slots__ = ("queue_ms", "compute_ms", "transfer_ms", "first_token_ms")
@@ -212,7 +216,7 @@ class Hello(_message.Message):
     def __init__(self, scheduler_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., v: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off", "parsing", "delivered_chars", "payer")
+    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off", "parsing", "delivered_chars", "link", "prompt_only", "payer")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +235,8 @@ class Submit(_message.Message):
     HAND_OFF_FIELD_NUMBER: _ClassVar[int]
     PARSING_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAYER_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     leader_epoch: int
@@ -250,8 +256,10 @@ class Submit(_message.Message):
     hand_off: str
     parsing: Parsing
     delivered_chars: int
+    link: str
+    prompt_only: bool
     payer: str
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., delivered_chars: _Optional[int] = ..., payer: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., delivered_chars: _Optional[int] = ..., link: _Optional[str] = ..., prompt_only: _Optional[bool] = ..., payer: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("id", "all_samples", "reason")

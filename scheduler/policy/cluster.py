@@ -89,6 +89,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int = 1
     hand_off: HandOff = HandOff.DIRECT
     excluded: frozenset[str] = frozenset()  # workers where an attempt of it failed
+    warm_replica: int = 0  # k >= 1: only its prompt is wanted, on the k-th worker of those that hold most of it
 
     @property
     def context_tokens(self) -> int:

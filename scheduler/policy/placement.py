@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     SOONER = "sooner"  # a unified worker is done with the prompt before a pair would begin
     UNIFIED_POOL = "unified_pool"  # the pool has no pair
     PAIR_DOWN = "pair_down"  # fallback: no ready pair
+    WARMED = "warmed"  # only the prompt is wanted: where most of it is, or where the next copy goes
     LINK_DOWN = "link_down"  # by the store or a unified worker: the links between pairs fail or are slow
     PAIR_FULL = "pair_full"  # fallback: a ready pair has no room
     DEGRADED = "degraded"  # fallback: the degrade ladder sent it to a unified worker

@@ -127,12 +127,16 @@ def score(request: RequestView, cluster: ClusterView, limits: ScoringLimits, out
     """
     promised = request.num_samples * (request.prompt_tokens + min(request.max_tokens, outlook.promised_output_tokens))
     whole = _whole_workers(request, cluster)
-    unified = _pick(_unified(request, whole, limits, outlook, promised), limits, outlook)
+    sides = _unified(request, whole, limits, outlook, promised)
+    unified = _copy(sides, request.warm_replica) or _pick(sides, limits, outlook)
     pairs = bool(cluster.prefill and cluster.decode)
+    if request.warm_replica and pairs:
+        return _pair(request, cluster, limits, outlook, promised)
     if not pairs or (outlook.background and cluster.unified):
         if unified is None:
             return NotScored(reason=_why(request, whole, promised), short_of=Role.UNIFIED)
-        return _on_unified(unified, Reason.UNIFIED_POOL, promised, outlook)
+        alone = Reason.WARMED if request.warm_replica else Reason.UNIFIED_POOL
+        return _on_unified(unified, alone, promised, outlook)
     pair = _pair(request, cluster, limits, outlook, promised)
     if unified is not None:
         why = _why_unified(request, unified, pair, limits, outlook)
@@ -194,6 +198,8 @@ def _pair(
     if not decodes:
         return NotScored(reason=_why(request, cluster.decode, promised), short_of=Role.DECODE)
     prefills = _prefills(request, cluster.prefill, limits, outlook)
+    if copy := _copy(prefills, request.warm_replica):
+        prefills = [copy]
     barred = _barred(request, cluster)
     best = _best_pair(prefills, decodes, limits, outlook, barred)
     if best is None and not limits.same_zone:
@@ -209,7 +215,7 @@ def _pair(
         decode=decode.worker,
         prefill=prefill.worker,
         hand_off=request.hand_off,
-        reason=Reason.LEAST_LOADED_PAIR,
+        reason=Reason.WARMED if request.warm_replica else Reason.LEAST_LOADED_PAIR,
         cached_tokens=prefill.cached,
         promised_kv_tokens=promised,
         predicted_ttft_ms=prefill.cost_ms + outlook.latency.transfer.ms(request.prompt_tokens) + decode.cost_ms,
@@ -307,6 +313,17 @@ def _prefills(
         favour_ms = limits.affinity_ms if worker is home else 0.0
         sides.append(_Side(worker, outlook.waited_ms + queued_ms + own_ms, cached, favour_ms))
     return sides
+
+
+def _copy(sides: Sequence[_Side], number: int) -> _Side | None:
+    """Return the side for copy `number` (from 1) of a prompt: first those that hold most of it; None when 0 is asked.
+
+    So asking again warms the same workers, whatever their load, and a copy that was lost is made where it is least.
+    """
+    if not number or not sides:
+        return None
+    ranked = sorted(sides, key=lambda side: (-side.cached, 0.0 if side.cached else side.cost_ms, side.worker.worker_id))
+    return ranked[min(number, len(ranked)) - 1]
 
 
 def _decodes(

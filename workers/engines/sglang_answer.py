@@ -99,10 +99,16 @@ class Answer:
         meta, prompt_tokens = self._meta, self._job.num_input_tokens
         if self._job.phase is not Phase.DECODE and not self._prefilled:
             prompt_tokens = 0  # nothing says how far an aborted prompt got
+        cached_tokens = min(int(meta.get("cached_tokens") or 0), prompt_tokens)
+        # Only with a hierarchical cache does it say where they were; else there is but the device.
+        tiers = meta.get("cached_tokens_details") or {}
+        host = min(int(tiers.get("host") or 0), cached_tokens)
         completion_tokens = max(self._num_tokens, int(meta.get("completion_tokens") or 0))
         return Counts(
             prompt_tokens=prompt_tokens,
-            cached_tokens=min(int(meta.get("cached_tokens") or 0), prompt_tokens),
+            cached_tokens=cached_tokens,
+            cached_host_tokens=host,
+            cached_store_tokens=min(int(tiers.get("storage") or 0), cached_tokens - host),
             completion_tokens=0 if self._job.phase is Phase.PREFILL else completion_tokens,
             reasoning_tokens=int(meta.get("reasoning_tokens") or 0),
         )

@@ -312,6 +312,7 @@ class TimedEngine:
         if self._store is not None:
             stored, intact = self._store.match(job.input, job.cache_salt)
             if stored > request.cached:
+                request.stored = stored - request.cached
                 request.load_ms = request.transfer_ms = self._latency.transfer.ms(stored - request.cached)
                 request.cached, request.intact = stored, intact and not self._faults.has(DROP_KV)
         request.uncomputed = request.num_prompt - request.cached

@@ -17,9 +17,8 @@ class TimedRequest:
     __slots__ = (
         "_accepted_s", "_computed_s", "_first_token_s", "_held", "_ids_held", "_matched", "_max_position",
         "_min_position", "_outlet", "_position", "_started_s", "_state", "_stops", "_stops_at", "_timer", "begun",
-        "cached", "computed", "intact", "job", "kv", "load_ms", "num_prompt", "open", "reason", "transfer_from_s",
-        "transfer_ms",
-        "uncomputed",
+        "cached", "computed", "intact", "job", "kv", "load_ms", "num_prompt", "open", "reason", "stored",
+        "transfer_from_s", "transfer_ms", "uncomputed",
     )  # fmt: skip
 
     def __init__(self, job: Job, outlet: Outlet, *, accepted_s: float) -> None:
@@ -29,6 +28,7 @@ class TimedRequest:
         self.load_ms = 0.0  # getting pages from the store; becomes part of the next step
         self.intact = True  # what the store gave was what it said
         self.cached = 0
+        self.stored = 0  # of the cached ones: from the store
         self.computed = False
         self.begun = False  # the first token was made
         self.open = True
@@ -157,7 +157,13 @@ class TimedRequest:
             prompt -= self.uncomputed
             if not self._started_s:
                 prompt = 0
-        return Counts(prompt_tokens=prompt, cached_tokens=min(self.cached, prompt), completion_tokens=self.num_output)
+        cached = min(self.cached, prompt)
+        return Counts(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            cached_store_tokens=min(self.stored, cached),
+            completion_tokens=self.num_output,
+        )
 
     def _stages(self, now_s: float) -> Stages:
         started_s = self._started_s or now_s
