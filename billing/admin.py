@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import invoices, sharing
 from billing.budgets import THRESHOLDS, Budget, Budgets, remove_budget, set_budget
+from billing.corrections import Wanted, correct
 from billing.credits import NewGrant, grant
 from billing.invoice_book import Invoice, State, outstanding, tenants_to_invoice_across_tenants
 from billing.moments import moment
@@ -124,6 +125,28 @@ class Admin(billing_pb2_grpc.AdminServicer):
                 )
                 for one in changes
             ]
+        )
+
+    async def Correct(self, request: pb.NewCorrection, context: Any) -> pb.Corrected:  # noqa: N802
+        """Set what one request's counts are."""
+        async with self._transaction(context) as conn:
+            given = {meter.value: getattr(request, meter.value) for meter in Meter if request.HasField(meter.value)}
+            wanted = Wanted(
+                id=uuid.UUID(request.id),
+                request_id=uuid.UUID(request.request_id),
+                reason=request.reason,
+                made_by=request.by,
+                **given,
+            )
+            done = await correct(conn, wanted, now=self._now())
+        log.info("corrected", request_id=request.request_id, nano=done.new_cost - done.old_cost, by=request.by)
+        return pb.Corrected(
+            changed=done.changed,
+            organisation=done.organisation,
+            old_counts=pb.Counts(**{meter.value: done.old.of(meter) for meter in Meter}),
+            new_counts=pb.Counts(**{meter.value: done.new.of(meter) for meter in Meter}),
+            old_cost=done.old_cost,
+            new_cost=done.new_cost,
         )
 
     async def Grant(self, request: pb.NewGrant, context: Any) -> pb.Granted:  # noqa: N802

@@ -174,11 +174,13 @@ async def not_invoiced(conn: AsyncConnection, tenant: str, before: datetime) -> 
 
 
 async def posted_lines(conn: AsyncConnection, tenant: str, posted: Sequence[Posted], period: Period) -> Sequence[Line]:
-    """Return the lines of re-ratings and SLO credits among what was posted."""
+    """Return the lines of re-ratings, corrections and SLO credits among what was posted."""
     r = m.rerating.c
     reratings = await conn.execute(sa.select(r.id, r.model, r.reason).where(sa.or_(
         r.organisation.is_(None), r.organisation == tenant)))  # fmt: skip
-    reasons = {transaction_of(row.id, tenant): (row.model, row.reason) for row in reratings.all()}
+    reasons = {
+        transaction_of(row.id, tenant): (row.model, f"Re-rated: {row.reason}") for row in reratings.all()
+    } | await _corrections(conn, tenant, posted)
     c = m.slo_credit.c
     promised = {
         row.id: row for row in (await conn.execute(sa.select(m.slo_credit).where(c.organisation == tenant))).all()
@@ -186,8 +188,8 @@ async def posted_lines(conn: AsyncConnection, tenant: str, posted: Sequence[Post
     lines = []
     for one in posted:
         if one.kind == Posting.ADJUSTMENT:
-            model, reason = reasons.get(one.id, (None, "adjustment"))
-            kind, words = ADJUSTMENT, f"Re-rated: {reason}"
+            kind = ADJUSTMENT
+            model, words = reasons.get(one.id, (None, "Adjustment"))
         elif one.kind == Posting.SLO_CREDIT:
             row = promised[one.id]
             kept = 100 * row.met / (row.met + row.missed)
@@ -208,3 +210,18 @@ async def posted_lines(conn: AsyncConnection, tenant: str, posted: Sequence[Post
             )
         )
     return lines
+
+
+async def _corrections(
+    conn: AsyncConnection, tenant: str, posted: Sequence[Posted]
+) -> dict[uuid.UUID, tuple[str | None, str]]:
+    c = m.correction.c
+    since = min((one.at for one in posted if one.kind == Posting.ADJUSTMENT), default=None)
+    if since is None:
+        return {}
+    rows = await conn.execute(
+        sa.select(c.id, c.request_id, c.model, c.reason).where(c.organisation == tenant, c.at >= since)
+    )
+    return {
+        transaction_of(row.id, tenant): (row.model, f"Corrected {row.request_id}: {row.reason}") for row in rows.all()
+    }

@@ -249,6 +249,26 @@ rerating_line = sa.Table(
     _big("new_cost"),
 )
 
+correction = sa.Table(
+    "correction",
+    METADATA,
+    sa.Column("sequence", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("id", sa.Uuid, nullable=False, unique=True),
+    sa.Column("request_id", sa.Uuid, nullable=False),
+    sa.Column("request_at", _MOMENT, nullable=False, index=True),
+    _text("organisation"),
+    _text("model"),
+    sa.Column("price_version", sa.Integer, nullable=False),
+    *(_big(name) for name in ("prefill_computed", "prefill_cached", "decode")),
+    *(_big(f"old_{name}") for name in ("prefill_computed", "prefill_cached", "decode")),
+    _big("delta"),
+    _text("reason"),
+    _text("made_by"),
+    _now("at"),
+    sa.CheckConstraint("prefill_computed >= 0 AND prefill_cached >= 0 AND decode >= 0", name="not_negative"),
+    sa.Index("ix_correction_request_id", "request_id", "sequence"),
+)
+
 share_group = sa.Table(
     "share_group",
     METADATA,

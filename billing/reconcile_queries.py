@@ -96,11 +96,21 @@ WITH r AS (
     SELECT request_id, organisation, at, estimated, attempts AS served_by
     FROM billing.request WHERE {_WINDOW} AND billable
 ),
-u AS (
+corrected AS (
+    SELECT DISTINCT ON (request_id) request_id, prefill_computed + prefill_cached AS prompt, prefill_cached AS cached,
+        decode
+    FROM billing.correction WHERE request_at >= :start AND request_at < :end ORDER BY request_id, sequence DESC
+),
+billed AS (
     SELECT request_id, sum(tokens) FILTER (WHERE meter <> 'decode') AS prompt,
         sum(tokens) FILTER (WHERE meter = 'prefill_cached') AS cached,
         sum(tokens) FILTER (WHERE meter = 'decode') AS decode
     FROM billing.usage_record WHERE {_WINDOW} AND billable GROUP BY request_id
+),
+u AS (
+    SELECT request_id, coalesce(c.prompt, b.prompt) AS prompt, coalesce(c.cached, b.cached) AS cached,
+        coalesce(c.decode, b.decode) AS decode
+    FROM billed AS b LEFT JOIN corrected AS c USING (request_id)
 ),
 w AS (
     SELECT c.request_id, attempt,

@@ -1,6 +1,7 @@
 """Re-rating: usage of the past at another price version. What was posted stays, the difference is an adjustment.
 
-1. The requests of the period are rated at the chosen version, with its discounts and minimum.
+1. The requests of the period are rated at the chosen version, with its discounts and minimum; one whose counts were
+   corrected (billing.corrections) by the corrected counts.
 2. `rerating_line` keeps, for each request and meter that changes, what it cost and what it costs: the audit trail. What
    it cost includes earlier re-ratings, so they can follow each other in any order.
 3. Each organisation gets one ledger transaction, whose id is derived from the re-rating's: debit the receivable with
@@ -25,14 +26,30 @@ from billing.ledger import post_transaction
 from billing.prices import map_price
 from contracts.rating import MINIMUM_CHARGE, Price
 
-_LOCK: Final = 0x70646761_74650004
+RERATE_LOCK: Final = 0x70646761_74650004
+"""Re-ratings and corrections wait for each other: each starts from what the others made of a request."""
 
 # The same sums as contracts.rating, over a period at once; a test compares the two.
 _RATED: Final = """
-WITH chosen AS (
+WITH corrected AS (
+    SELECT DISTINCT ON (request_id) request_id, prefill_computed, prefill_cached, decode FROM billing.correction
+    WHERE model = :model AND request_at >= :from_at AND request_at < :to_at ORDER BY request_id, sequence DESC
+), counted AS (
+    SELECT u.*, CASE
+        WHEN c.request_id IS NULL THEN u.tokens
+        WHEN u.meter = 'prefill_computed' THEN c.prefill_computed
+        WHEN u.meter = 'prefill_cached' THEN c.prefill_cached
+        WHEN u.meter = 'decode' THEN c.decode
+        ELSE 0
+    END AS right_tokens
+    FROM billing.usage_record AS u LEFT JOIN corrected AS c ON c.request_id = u.request_id
+    WHERE u.model = :model AND u.at >= :from_at AND u.at < :to_at
+        AND (cast(:organisation AS text) IS NULL OR u.organisation = :organisation)
+        AND (cast(:tier AS text) IS NULL OR u.tier = :tier)
+), chosen AS (
     SELECT u.request_id, u.organisation, u.meter, u.billable, u.cost,
         CASE WHEN NOT u.billable OR u.meter = 'minimum_charge' THEN 0 ELSE ceil(
-            u.tokens::numeric * ceil(
+            u.right_tokens::numeric * ceil(
                 CASE
                     WHEN u.meter = 'prefill_computed' THEN cast(:prefill_computed AS bigint)
                     WHEN u.meter = 'decode' THEN cast(:decode AS bigint)
@@ -41,11 +58,8 @@ WITH chosen AS (
                 END::numeric * CASE WHEN u.batch THEN cast(:batch_ppm AS bigint) ELSE 1000000 END / 1000000
             ) / 1000000
         )::bigint END AS rated,
-        u.tokens
-    FROM billing.usage_record AS u
-    WHERE u.model = :model AND u.at >= :from_at AND u.at < :to_at
-        AND (cast(:organisation AS text) IS NULL OR u.organisation = :organisation)
-        AND (cast(:tier AS text) IS NULL OR u.tier = :tier)
+        u.right_tokens AS tokens
+    FROM counted AS u
 ), topped AS (
     SELECT request_id, organisation, 'minimum_charge'::billing.meter AS meter,
         coalesce(sum(cost) FILTER (WHERE meter = 'minimum_charge'), 0)::bigint AS cost,
@@ -110,7 +124,7 @@ class Rerating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def transaction_of(rerating_id: uuid.UUID, organisation: str) -> uuid.UUID:
-    """Return the id of the ledger transaction of a re-rating for an organisation."""
+    """Return the id of the ledger transaction of a re-rating, or a correction, for an organisation."""
     return uuid.uuid5(rerating_id, organisation)
 
 
@@ -120,7 +134,7 @@ async def rerate(conn: AsyncConnection, wanted: Rerating, *, now: datetime) -> S
     Raises:
         RerateError: no such price version, or no period.
     """
-    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(RERATE_LOCK)))
     known = sa.select(m.rerating.c.id).where(m.rerating.c.id == wanted.id)
     if (await conn.execute(known)).first() is not None:
         return ()

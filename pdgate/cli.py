@@ -14,6 +14,7 @@ from pdgate.backup import backup, restore
 from pdgate.children import end_with_caller
 from pdgate.commands import Commands
 from pdgate.connection import data_folder
+from pdgate.correct_usage import correct_usage
 from pdgate.credit_commands import budgets_app, credits_app
 from pdgate.dead_letter_commands import dead_letters
 from pdgate.doctor import doctor
@@ -58,6 +59,7 @@ app.add_typer(credits_app, name="credits")
 app.add_typer(budgets_app, name="budgets")
 app.add_typer(invoices_app, name="invoices")
 usage_app.command("restore")(restore_usage)
+usage_app.command("correct")(correct_usage)
 usage_app.add_typer(dead_letters, name="dead-letters")
 app.add_typer(usage_app, name="usage")
 app.add_typer(engine, name="engine")

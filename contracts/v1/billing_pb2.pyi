@@ -88,6 +88,50 @@ class Rerated(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[Change]
     def __init__(self, changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
 
+class NewCorrection(_message.Message):
+    __slots__ = ("id", "request_id", "prefill_computed", "prefill_cached", "decode", "reason", "by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CACHED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request_id: str
+    prefill_computed: int
+    prefill_cached: int
+    decode: int
+    reason: str
+    by: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., prefill_computed: _Optional[int] = ..., prefill_cached: _Optional[int] = ..., decode: _Optional[int] = ..., reason: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class Counts(_message.Message):
+    __slots__ = ("prefill_computed", "prefill_cached", "decode")
+    PREFILL_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CACHED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    prefill_computed: int
+    prefill_cached: int
+    decode: int
+    def __init__(self, prefill_computed: _Optional[int] = ..., prefill_cached: _Optional[int] = ..., decode: _Optional[int] = ...) -> None: ...
+
+class Corrected(_message.Message):
+    __slots__ = ("changed", "organisation", "old_counts", "new_counts", "old_cost", "new_cost")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ORGANISATION_FIELD_NUMBER: _ClassVar[int]
+    OLD_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NEW_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OLD_COST_FIELD_NUMBER: _ClassVar[int]
+    NEW_COST_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    organisation: str
+    old_counts: Counts
+    new_counts: Counts
+    old_cost: int
+    new_cost: int
+    def __init__(self, changed: _Optional[bool] = ..., organisation: _Optional[str] = ..., old_counts: _Optional[_Union[Counts, _Mapping]] = ..., new_counts: _Optional[_Union[Counts, _Mapping]] = ..., old_cost: _Optional[int] = ..., new_cost: _Optional[int] = ...) -> None: ...
+
 class NewGrant(_message.Message):
     __slots__ = ("organisation", "kind", "amount", "idempotency", "priority", "expires_ms", "note", "by")
     ORGANISATION_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=contracts_dot_v1_dot_billing__pb2.Rerating.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_billing__pb2.Rerated.FromString,
                 _registered_method=True)
+        self.Correct = channel.unary_unary(
+                '/pdgate.billing.v1.Admin/Correct',
+                request_serializer=contracts_dot_v1_dot_billing__pb2.NewCorrection.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_billing__pb2.Corrected.FromString,
+                _registered_method=True)
         self.Grant = channel.unary_unary(
                 '/pdgate.billing.v1.Admin/Grant',
                 request_serializer=contracts_dot_v1_dot_billing__pb2.NewGrant.SerializeToString,
@@ -121,6 +126,12 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rerate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Correct(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,6 +227,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Rerate,
                     request_deserializer=contracts_dot_v1_dot_billing__pb2.Rerating.FromString,
                     response_serializer=contracts_dot_v1_dot_billing__pb2.Rerated.SerializeToString,
+            ),
+            'Correct': grpc.unary_unary_rpc_method_handler(
+                    servicer.Correct,
+                    request_deserializer=contracts_dot_v1_dot_billing__pb2.NewCorrection.FromString,
+                    response_serializer=contracts_dot_v1_dot_billing__pb2.Corrected.SerializeToString,
             ),
             'Grant': grpc.unary_unary_rpc_method_handler(
                     servicer.Grant,
@@ -337,6 +353,33 @@ class Admin:
             '/pdgate.billing.v1.Admin/Rerate',
             contracts_dot_v1_dot_billing__pb2.Rerating.SerializeToString,
             contracts_dot_v1_dot_billing__pb2.Rerated.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Correct(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdgate.billing.v1.Admin/Correct',
+            contracts_dot_v1_dot_billing__pb2.NewCorrection.SerializeToString,
+            contracts_dot_v1_dot_billing__pb2.Corrected.FromString,
             options,
             channel_credentials,
             insecure,

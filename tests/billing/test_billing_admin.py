@@ -180,3 +180,17 @@ async def test_dead_letters_are_listed_shown_and_delivered_again(rig, served):
     assert await rig.scalar("SELECT count(*) FROM billing.request") == 2
     assert len(await run("usage", "dead-letters", "list", "--json")) == 1
     await run("usage", "dead-letters", "redrive", code=2)
+
+
+async def test_the_command_corrects_once_and_says_what_it_did(rig, served):
+    event = usage_event()
+    await rig.bill(event)
+    words = ("usage", "correct", event.rid, "--decode", "57", "--reason", "recount", "--json")
+    done = await run(*words)
+    assert (done["changed"], done["old_tokens"], done["new_tokens"]) == (True, [100, 30, 50], [100, 30, 57])
+    assert (done["old_cost"], done["new_cost"]) == ("0.0000306", "0.0000334")
+    assert (await run(*words))["changed"] is False
+    assert "at least one count" in await run("usage", "correct", event.rid, "--reason", "x", code=2)
+    assert "no billed request" in await run(
+        "usage", "correct", usage_event().rid, "--decode", "1", "--reason", "x", code=2
+    )

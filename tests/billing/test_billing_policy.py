@@ -10,11 +10,10 @@ from billing_rig import TINY, attempt_records, now_ms, usage_event
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.corrections import Wanted, correct
 from billing.events import decode_event, rate_event
-from billing.periods import month_of
 from billing.prices import PriceBook, PriceVersion, Terms, set_price
 from billing.reconcile import Kind, reconcile
-from billing.rerating import Rerating, rerate
 from billing.sweeper import Sweeper
 from contracts import keys
 from contracts.identity import new_rid
@@ -185,21 +184,23 @@ async def test_an_estimate_is_marked_and_listed_when_the_workers_counted_otherwi
 
 
 async def test_a_later_correction_is_an_adjustment(rig):
-    event = usage_event(estimated=True)
+    """Elsewhere partial rows are priced zero, and stay so."""
+    event = usage_event(estimated=True, tokens=Tokens(prefill_computed=130))
     await rig.bill(event)
-    async with rig.engine.begin() as conn:
-        free = await set_price(conn, model="tiny", meters=dict.fromkeys(Meter, 0), organisation=event.org)
-        month = month_of(datetime.now(UTC) - timedelta(minutes=1))
-        await rerate(
-            conn,
-            Rerating(
-                id=uuid.uuid4(), model="tiny", price_version=free.price.version, organisation=event.org,
-                from_at=month.start, to_at=month.end, reason="estimate was wrong",
-            ),
-            now=datetime.now(UTC),
-        )  # fmt: skip
-    assert await charged(rig) == 0
-    assert await rig.scalar("SELECT cost FROM billing.request") == COST, "what was posted stays"
+    await rig.emit_attempts(*attempt_records(usage_event(rid=event.rid)))
+    await rig.consume(rig.attempt_consumer(), 2)
+    assert await differences(rig) == {event.rid: Kind.WORKERS}
+    said = Wanted(
+        id=uuid.uuid4(), request_id=uuid.UUID(event.rid), prefill_computed=100, prefill_cached=30, decode=50,
+        reason="counts came late",
+    )  # fmt: skip
+    for _ in range(2):
+        async with rig.engine.begin() as conn:
+            await correct(conn, said, now=datetime.now(UTC))
+    assert await charged(rig) == COST
+    assert await rig.scalar("SELECT cost FROM billing.request") == 130 * 100, "what was posted stays"
+    assert await rig.scalar("SELECT count(*) FROM billing.ledger_transaction WHERE kind = 'adjustment'") == 1
+    assert await differences(rig) == {}
 
 
 @pytest.mark.parametrize("path", list(ServingPath))
