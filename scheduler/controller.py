@@ -9,7 +9,7 @@ A side of the pairs that is empty while a worker of it is on its way (starting, 
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -22,11 +22,10 @@ from contracts.steering import Steering
 from observability.metrics import Instruments
 from scheduler.book import Book, Request
 from scheduler.decision_log import DecisionLog
-from scheduler.policy.demand import Demand, DemandWindow, OutputMoments
+from scheduler.policy.demand import Demand, DemandWindow
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.ratio import Decision, Mode, Move, decide
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
-from scheduler.policy.sizing import moments
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.profile import PoolProfile
 from scheduler.registry import WorkerRegistry
@@ -133,6 +132,7 @@ class RatioController:
                 Split(prefill=steering.prefill, decode=steering.decode, unified=steering.unified) if steering else None
             )
             limits = msgspec.structs.replace(limits, pinned=pin)
+        self._router.growing.look(now_s)
         sight = self._sight(now_s)
         if not self._router.costs_known():  # predictions from a guess move nobody
             sight = msgspec.structs.replace(sight, demand=None)
@@ -186,15 +186,12 @@ class RatioController:
             or self._settles(ready, now_s)
             or self._side_may_return(split, workers, now_s),
             donors=[self._donor(w) for w in ready if self._failed_until_s.get(w.worker_id, 0.0) <= now_s],
-            demand=self._demand.demand(now_s, self._moments),
+            demand=self._demand.demand(now_s, self._router.moments),
             past=self._demand.segments,
             alarms_s=tuple(self._demand.alarms_s),
             blamed=self._window.blamed(),
             waiting_in_time=self._waiting.num_in_time,
         )
-
-    def _moments(self, kind: Hashable) -> OutputMoments:
-        return moments(self._router.lengths, kind)
 
     def _settles(self, ready: list[Worker], now_s: float) -> bool:
         """Whether the worker moved last is on its way back: until it is seen, the split lacks it."""

@@ -145,12 +145,16 @@ class Helm:
     def ended(self, request: Request, outcome: RequestOutcome | None) -> None:
         """Take a settled request; `outcome` is None when its news got lost."""
         ran = request.charged
-        if outcome is not None:
+        if outcome is None:
+            self._memory.router.broken_off(request)
+        else:
             if outcome.outcome != Outcome.REFUSED and ran:
                 stage = self.window.ended(request, outcome)
                 self.decisions.ended(request, outcome, stage)
             if outcome.outcome == Outcome.FINISHED and not request.submit.warm_replica:
                 self._memory.router.learn(request, outcome.completion_tokens // request.submit.num_samples)
+            else:
+                self._memory.router.broken_off(request)
             if ran:
                 cost = self._memory.router.actual_cost(
                     request,

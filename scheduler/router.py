@@ -5,18 +5,20 @@ What `scheduler.simulator.router` is on the virtual clock, this is in production
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from contracts.identity import at_ms
 from contracts.perf import DEFAULT_LATENCY, LatencyModel
 from contracts.prefix import BLOCK_TOKENS, prompt_blocks, scope
 from scheduler.book import Request
 from scheduler.policy.cluster import ClusterView
+from scheduler.policy.demand import OutputMoments
 from scheduler.policy.fairness import TokenWeights
+from scheduler.policy.growing import GrowingAnswers
 from scheduler.policy.lengths import LengthModel
 from scheduler.policy.links import place_over_links
 from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits
-from scheduler.policy.sizing import Asked, size_up
+from scheduler.policy.sizing import Asked, moments, size_up
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.prefixes import Prefixes
 from scheduler.profile import PoolProfile
@@ -42,6 +44,7 @@ class Router:
     ) -> None:
         self.prefixes = prefixes or Prefixes()
         self.lengths = LengthModel()
+        self.growing = GrowingAnswers()
         self.revision = ""
         """Of the pool's weights: part of every block's name. Empty until a worker is known."""
         self._profile = profile
@@ -134,6 +137,15 @@ class Router:
         request.predicted_step_ms = placement.predicted_step_ms
         if request.blocks:
             self.prefixes.expected(computes.worker_id, computes.epoch, request.blocks)
+        if request.sized is not None and request.attempt == 1 and request.tier != BATCH_TIER:
+            decode = placement.decode
+            self.growing.started(
+                (self.now_ms + request.work_ms) / 1000,
+                request.rid,
+                request.sized.key,
+                forecast_tokens=request.sized.expected_output,
+                step_ms=self.latency.decode.step_ms(decode.num_requests + 1, decode.kv_tokens),
+            )
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -141,6 +153,15 @@ class Router:
         """Take the length of a complete answer, per sample."""
         if request.sized is not None:
             self.lengths.learn(request.sized.key, output_tokens)
+            self.growing.ended(request.rid, output_tokens)
+
+    def broken_off(self, request: Request) -> None:
+        """Take that a request ended without a complete answer."""
+        self.growing.forget(request.rid)
+
+    def moments(self, kind: Hashable) -> OutputMoments:
+        """Return what a kind of request is expected to answer: by finished answers, and by those under way."""
+        return self.growing.moments(kind, moments(self.lengths, kind))
 
     def actual_cost(self, request: Request, *, cached_tokens: int, output_tokens: int) -> float:
         """Return the virtual tokens that an ended request really was, over all samples."""

@@ -51,6 +51,10 @@ class GrowingAnswers:
         if answer is not None:
             answer.ended_tokens = output_tokens
 
+    def forget(self, request: Hashable) -> None:
+        """Drop an answer that was broken off: it says nothing about lengths."""
+        self._answers.pop(request, None)
+
     def look(self, now_s: float) -> None:
         """Value what is there; `moments` answers with it until the next look."""
         while self._answers:

@@ -9,6 +9,8 @@ Unified: decode as above, and prompts in what a step at the target leaves.
 Overload: what is served in time is the capacity's share, since requests that cannot be in time give way.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -86,6 +88,8 @@ _NORMAL = (-1.6449, -1.0364, -0.6745, -0.3853, -0.1257, 0.1257, 0.3853, 0.6745, 
 class _Part(msgspec.Struct, frozen=True):
     """Some of the requests: a share of all, the feasible ones from one quantile of prompt length to another."""
 
+    name: int
+    """Which of the parts tried this is: sides are remembered by it."""
     share: float
     first: int
     last: int
@@ -100,18 +104,24 @@ class _Cut(msgspec.Struct, frozen=True):
     unified: _Part
 
 
-def _cuts(quantiles: int) -> list[_Cut]:
+@functools.cache
+def _cuts(quantiles: int) -> Sequence[_Cut]:
     """Return every way to divide requests that is tried: a sample of all of them, or the shortest prompts."""
-    none = _Part(0.0, 0, 0, impossible=False)
-    everything = _Part(1.0, 0, quantiles, impossible=True)
+    names = itertools.count()
+
+    def part(share: float, first: int, last: int, *, impossible: bool) -> _Part:
+        return _Part(next(names), share, first, last, impossible)
+
+    none = part(0.0, 0, 0, impossible=False)
+    everything = part(1.0, 0, quantiles, impossible=True)
     cuts = [_Cut(everything, none), _Cut(none, everything)]
     cuts.extend(
-        _Cut(_Part(1 - share, 0, quantiles, impossible=True), _Part(share, 0, quantiles, impossible=True))
+        _Cut(part(1 - share, 0, quantiles, impossible=True), part(share, 0, quantiles, impossible=True))
         for share in (0.125, 0.25, 0.4, 0.6, 0.8)
     )
     for last in range(1, quantiles):
         share = last / quantiles
-        cuts.append(_Cut(_Part(1 - share, last, quantiles, impossible=True), _Part(share, 0, last, impossible=False)))
+        cuts.append(_Cut(part(1 - share, last, quantiles, impossible=True), part(share, 0, last, impossible=False)))
     return cuts
 
 
@@ -124,34 +134,44 @@ class Predictor:
         self._corrections = corrections
         self._rate_rps = demand.rate_rps + corrections.backlog_rps  # what has to be served
         self._cuts = _cuts(len(demand.prefill_ms_quantiles))
+        self._needs = _kv_needs(demand)
         self._bursts: dict[float, float] = {}
-        self._prefill: dict[tuple[int, _Part], tuple[float, float]] = {}
-        self._decode: dict[tuple[int, _Part], tuple[float, float]] = {}
-        self._unified: dict[tuple[int, _Part], tuple[float, float]] = {}
+        self._prefill: dict[tuple[int, int], tuple[float, float, float]] = {}
+        self._decode: dict[tuple[int, int], tuple[float, float]] = {}
+        self._unified: dict[tuple[int, int], tuple[float, float, float, float]] = {}
 
     def predict(self, split: Split) -> Prediction:
         """Return the goodput of a split, with the best division of requests between its paths."""
         if self._demand.rate_rps <= 0:
             return NOTHING
         pairs = split.prefill > 0 and split.decode > 0
-        best = NOTHING
+        best, most_met = NOTHING, -1.0
         for cut in self._cuts:
             if (cut.pairs.share and not pairs) or (cut.unified.share and not split.unified):
                 continue
             met = prefill_load = decode_load = late = 0.0
             if cut.pairs.share:
-                prefill_load, in_time = self._prefill_side(split.prefill, cut.pairs)
+                prefill_load, feasible_load, in_time = self._prefill_side(split.prefill, cut.pairs)
+                # What is costlier to tell is asked only where another division has not won already.
+                if cut.pairs.share * in_time + cut.unified.share <= most_met:
+                    continue
+                in_time = min(in_time, self._through_bursts(cut.pairs, feasible_load, 1.0))
+                if cut.pairs.share * in_time + cut.unified.share <= most_met:
+                    continue
                 decode_load, room = self._decode_side(split.decode, cut.pairs)
                 met += cut.pairs.share * in_time * room
                 late += cut.pairs.share * (1 - in_time)
             if cut.unified.share:
-                in_time, room = self._unified_side(split.unified, cut.unified)
+                stretch, feasible_load, in_time, room = self._unified_side(split.unified, cut.unified)
+                if met + cut.unified.share * in_time * room <= most_met:
+                    continue
+                in_time = min(in_time, self._through_bursts(cut.unified, feasible_load, stretch))
                 met += cut.unified.share * in_time * room
                 late += cut.unified.share * (1 - in_time)
-            goodput_rps = met * self._demand.rate_rps * self._demand.feasible_share
-            if best is NOTHING or goodput_rps > best.goodput_rps:
+            if met > most_met:
+                most_met = met
                 best = Prediction(
-                    goodput_rps=goodput_rps,
+                    goodput_rps=met * self._demand.rate_rps * self._demand.feasible_share,
                     unified_share=cut.unified.share,
                     prefill_load=prefill_load,
                     decode_load=decode_load,
@@ -160,8 +180,9 @@ class Predictor:
                 )
         return best
 
-    def _prefill_side(self, workers: int, part: _Part) -> tuple[float, float]:
-        got = self._prefill.get((workers, part))
+    def _prefill_side(self, workers: int, part: _Part) -> tuple[float, float, float]:
+        """Return the load, that of feasible prompts, and their share in time as far as queueing tells."""
+        got = self._prefill.get((workers, part.name))
         if got is None:
             demand, fleet = self._demand, self._fleet
             load, feasible_load = self._loads(part, workers, 1.0)
@@ -174,8 +195,7 @@ class Predictor:
                 ttft_ms=fleet.target.ttft_ms,
                 besides_ms=fleet.latency.transfer.ms(int(demand.prompt_tokens)),
             )
-            in_time = min(in_time, self._through_bursts(part, feasible_load, 1.0))
-            got = self._prefill[workers, part] = (load, in_time)
+            got = self._prefill[workers, part.name] = (load, feasible_load, in_time)
         return got
 
     def _through_bursts(self, part: _Part, feasible_load: float, stretch: float) -> float:
@@ -211,20 +231,21 @@ class Predictor:
         return feasible + scale * impossible_share * impossible_ms, feasible
 
     def _decode_side(self, workers: int, part: _Part) -> tuple[float, float]:
-        got = self._decode.get((workers, part))
+        got = self._decode.get((workers, part.name))
         if got is None:
             rate_rps = part.share * self._corrections.decode * self._rate_rps
-            got = decode_room(self._demand, rate_rps=rate_rps, workers=workers, fleet=self._fleet)
-            self._decode[workers, part] = got
+            got = decode_room(self._demand, rate_rps=rate_rps, workers=workers, fleet=self._fleet, needs=self._needs)
+            self._decode[workers, part.name] = got
         return got
 
-    def _unified_side(self, workers: int, part: _Part) -> tuple[float, float]:
-        got = self._unified.get((workers, part))
+    def _unified_side(self, workers: int, part: _Part) -> tuple[float, float, float, float]:
+        """Return how far prompts are stretched, their load, their share in time by queueing, and that with room."""
+        got = self._unified.get((workers, part.name))
         if got is None:
-            got = self._unified[workers, part] = self._unified_met(workers, part)
+            got = self._unified[workers, part.name] = self._unified_met(workers, part)
         return got
 
-    def _unified_met(self, workers: int, part: _Part) -> tuple[float, float]:
+    def _unified_met(self, workers: int, part: _Part) -> tuple[float, float, float, float]:
         demand, fleet = self._demand, self._fleet
         rate_rps = part.share * self._rate_rps * self._corrections.decode
         step_ms = fleet.planned_step_ms
@@ -243,9 +264,8 @@ class Predictor:
             ttft_ms=fleet.target.ttft_ms,
             besides_ms=step_ms,
         )
-        in_time = min(in_time, self._through_bursts(part, feasible_load, stretch))
-        _, room = decode_room(demand, rate_rps=rate_rps, workers=workers, fleet=fleet, paced=True)
-        return in_time, room
+        _, room = decode_room(demand, rate_rps=rate_rps, workers=workers, fleet=fleet, needs=self._needs, paced=True)
+        return stretch, feasible_load, in_time, room
 
 
 def predict(split: Split, demand: Demand, fleet: Fleet, corrections: Corrections) -> Prediction:
@@ -282,6 +302,7 @@ def prefill_in_time(
         return min(1.0, _ALMOST_FULL / load) if load > 0 else 1.0
     waiting = erlang_c(servers, min(load, _ALMOST_FULL) * servers)
     total_ms = max(sum(own_ms), 1e-9)
+    slacks_ms = [ttft_ms - besides_ms - ms for ms in own_ms]
     kept_ms = best = 0.0
     for kept, longest_ms in enumerate(own_ms, start=1):
         kept_ms += longest_ms
@@ -292,8 +313,7 @@ def prefill_in_time(
             return (best + max(0.0, fits) * best / kept) / len(own_ms)
         decay_per_ms = 2 * servers * (1 - kept_load) / max(spread_ms, 1e-9)
         met = 0.0
-        for ms in own_ms[:kept]:
-            slack_ms = ttft_ms - besides_ms - ms
+        for slack_ms in slacks_ms[:kept]:
             if slack_ms > 0:
                 met += 1 - waiting * math.exp(-slack_ms * decay_per_ms)
         best = max(best, met)
@@ -311,21 +331,27 @@ def in_time_of_course(course: Sequence[tuple[int, float]], *, servers: float, sl
         slack_ms: what a request may wait.
     """
     most_ms = max(0.0, slack_ms) * servers
+    done_ms = 1000 * servers
     queue_ms = lost = 0.0
-    total = 0
     for number, work_ms in course:
-        total += number
-        queue_ms += work_ms - 1000 * servers
+        queue_ms += work_ms - done_ms
         if queue_ms <= 0:
             queue_ms = 0.0
         elif queue_ms > most_ms:
-            lost += number * min(1.0, (queue_ms - most_ms) / work_ms)
+            over_ms = queue_ms - most_ms
+            lost += number if over_ms >= work_ms else number * over_ms / work_ms
             queue_ms = most_ms
-    return 1 - lost / total if total else 1.0
+    return 1 - lost / sum([number for number, _ in course]) if lost else 1.0
 
 
 def decode_room(
-    demand: Demand, *, rate_rps: float, workers: int, fleet: Fleet, paced: bool = False
+    demand: Demand,
+    *,
+    rate_rps: float,
+    workers: int,
+    fleet: Fleet,
+    needs: Sequence[float] | None = None,
+    paced: bool = False,
 ) -> tuple[float, float]:
     """Return the load of the KV memory that may be used, and the share of requests that find room in time.
 
@@ -334,6 +360,7 @@ def decode_room(
         rate_rps: requests per second for these workers.
         workers: how many.
         fleet: costs and the target.
+        needs: what quantiles of the requests ask for, if the caller has it already.
         paced: steps take the planned time, because prompts fill them.
     """
     cost = fleet.latency.decode
@@ -354,7 +381,9 @@ def decode_room(
     per_request = demand.kv_token_steps_square * step_ms * per_ms
     held = per_request * (1 + demand.kv_token_ms_before / max(1.0, step_ms * demand.kv_token_steps))
     spread = math.sqrt(max(0.0, held * workers)) / workers / kv_limit
-    needs = _kv_needs(demand)
+    if pressing + _NORMAL[-1] * spread <= 1.0:
+        return load, 1.0
+    needs = _kv_needs(demand) if needs is None else needs
     return load, sum(_served(pressing + z * spread, needs) for z in _NORMAL) / len(_NORMAL)
 
 
@@ -366,7 +395,8 @@ def _kv_needs(demand: Demand) -> Sequence[float]:
     grown = demand.output_tokens / 2
     sizes = [demand.prompt_tokens * len(demand.prefill_ms_quantiles) * ms / every_ms + grown
              for ms in demand.prefill_ms_quantiles]  # fmt: skip
-    return [size / sum(sizes) for size in sizes]
+    whole = sum(sizes)
+    return [size / whole for size in sizes]
 
 
 def _served(load: float, needs: Sequence[float]) -> float:

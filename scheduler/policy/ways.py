@@ -46,10 +46,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 def moved(split: Split, from_role: Role, to_role: Role) -> Split:
     """Return the split after one worker has moved."""
-    counts = {role.value: getattr(split, role) for role in Role}
+    counts = {Role.PREFILL: split.prefill, Role.DECODE: split.decode, Role.UNIFIED: split.unified}
     counts[from_role] -= 1
     counts[to_role] += 1
-    return Split(**counts)
+    return Split(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], unified=counts[Role.UNIFIED])
 
 
 class Weighted(msgspec.Struct, frozen=True):
@@ -121,7 +121,11 @@ def _targets(split: Split) -> Iterator[Split]:
 
 
 def _distance(split: Split, target: Split) -> int:
-    return sum(max(0, getattr(target, role) - getattr(split, role)) for role in Role)
+    return (
+        max(0, target.prefill - split.prefill)
+        + max(0, target.decode - split.decode)
+        + max(0, target.unified - split.unified)
+    )
 
 
 def _first_move(split: Split, target: Split, value: Callable[[Split], Prediction]) -> tuple[Role, Role]:

@@ -393,3 +393,27 @@ async def test_a_wrong_first_split_is_righted_by_moves_that_say_why(rig: Rig, ha
     assert (first.from_role, first.to_role, first.why, first.done) == ("decode", "prefill", "gain", True)
     assert all(worker.num_requests >= 0 and worker.kv_tokens >= 0 for worker in pool.registry.workers())
     assert not any(request.lost for request in requests)
+
+
+# -- answers under way -----------------------------------------------------------------------------------
+
+
+async def test_answers_under_way_tell_how_long_answers_get_until_they_are_broken_off(rig: Rig):
+    await rig.worker(Role.UNIFIED, SLOW_DECODE)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler(profile=PoolProfile(model="tiny", latency=SLOW_DECODE)))
+    requests = [await gateway.submit(max_tokens=200) for _ in range(12)]
+    await eventually(lambda: all(request.placed for request in requests))
+    router = pool.memory.router
+    kind = next(iter(pool.term.book)).sized.key
+    learned = router.lengths.forecast(kind).mean
+    router.growing.look(pool.term.dispatcher._now_s() + 30)
+    assert router.moments(kind).mean > max(learned, 30_000 / 50)  # a token each 50 ms, and on by a quarter
+    for request in requests:
+        await gateway.abort(request)
+    await eventually(lambda: all(request.state.value == "aborted" for request in pool.term.book))
+    for request in requests:
+        await gateway.finish(request, outcome="client_left", completion_tokens=3)
+    await eventually(lambda: len(pool.term.book) == 0)
+    assert len(router.growing) == 0
+    assert router.lengths.forecast(kind).mean == learned
