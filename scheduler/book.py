@@ -84,6 +84,7 @@ class Request:
         "hand_off_retries",
         "hoped_cached_tokens",
         "not_before_s",
+        "num_yields",
         "parts",
         "path",
         "placed_ms",
@@ -104,6 +105,7 @@ class Request:
         "submit",
         "tier",
         "workers",
+        "yielding",
     )
 
     def __init__(self, submit: Submit, entry_id: bytes, *, seq: int, now_s: float) -> None:
@@ -144,6 +146,8 @@ class Request:
         self.hand_off_now: HandOff | None = None  # of the current attempt; None on a unified worker
         self.hand_off_retries = 0
         self.ended_s: float | None = None  # since when only the settlement is missing
+        self.yielding = False  # a batch line that was sent away, until it is queued again
+        self.num_yields = 0
         self.workers: list[Worker] = []  # that hold anything of any attempt
 
     @property

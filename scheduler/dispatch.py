@@ -42,6 +42,7 @@ from scheduler.spans import Spans
 from scheduler.submits import submits
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue, view
+from scheduler.yields import Yields
 
 log = structlog.get_logger()
 
@@ -65,6 +66,7 @@ class Dispatcher:
         outbox: Outbox,
         router: Router,
         helm: Helm,
+        yields: Yields,
         limits: Limits,
         instruments: Instruments,
         spans: Spans,
@@ -81,6 +83,7 @@ class Dispatcher:
         self._outbox = outbox
         self._router = router
         self._helm = helm
+        self._yields = yields
         self._limits = limits
         self._instruments = instruments
         self._spans = spans
@@ -147,9 +150,13 @@ class Dispatcher:
             if result is None:
                 self._waiting.pause(request, now_s + _RETRY_PAUSE_S)
                 continue
-            if isinstance(result, Scored) and self._waiting.gives_up(request, result.predicted_ttft_ms):
-                continue
             if isinstance(result, Scored):
+                if self._waiting.in_vain(request, result.predicted_ttft_ms):
+                    if self._batch_yields(request):
+                        short_of = Role.UNIFIED
+                        break
+                    self._waiting.give_up(request)
+                    continue
                 self._waiting.take(request, now_s)
                 request.charged = True
                 chosen.append(self._choose(request, result))
@@ -162,8 +169,10 @@ class Dispatcher:
                 request.excluded.clear()
                 request.not_before_s = now_s + _RETRY_PAUSE_S
                 self._waiting.pause(request, request.not_before_s)
-            elif turns.no_room(request.ticket):
-                self._blocked_by, short_of = result.reason, result.short_of
+            else:
+                self._batch_yields(request)
+                if turns.no_room(request.ticket):
+                    self._blocked_by, short_of = result.reason, result.short_of
         self._waiting.blocked(short_of, now_s)
         return chosen
 
@@ -189,6 +198,13 @@ class Dispatcher:
             if isinstance(result, Scored):
                 return msgspec.structs.replace(result, path=Path.FALLBACK, reason=Reason.DEGRADED)
         return self._router.place(request, cluster, gives_way=gives_way)
+
+    def _batch_yields(self, request: Request) -> bool:
+        """Whether batch lines leave for a request that has no room, or none in time. It is tried again then."""
+        gives_way = self._waiting.gives_way(request)
+        return self._yields.make_room(
+            request, self._registry.cluster(), lambda view: self._router.place(request, view, gives_way=gives_way)
+        )
 
     def _choose(self, request: Request, placement: Scored) -> Recorded:
         replaces = request.attempt
@@ -324,6 +340,7 @@ class Dispatcher:
             ),
         )
         self._helm.decisions.placed(request)
+        self._yields.placed(request)
         self._placements[request.path.value, request.reason.value] += 1
         self._spans.placed(request, now_unix_ms=self._now_unix_ms())
         if request.attempt == 1:

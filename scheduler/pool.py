@@ -46,6 +46,7 @@ from scheduler.takeover import Takeover
 from scheduler.verdicts import Verdicts
 from scheduler.waiting import WaitingQueue
 from scheduler.worker import Worker
+from scheduler.yields import Yields
 
 log = structlog.get_logger()
 
@@ -244,6 +245,7 @@ class Term:
             outbox=self.outbox,
             router=memory.router,
             helm=self.helm,
+            yields=Yields(pool, book=self.book, registry=registry, instruments=instruments),
             limits=limits,
             instruments=instruments,
             spans=spans,

@@ -141,7 +141,12 @@ class Retries:
         request.done = frozenset(message.done)
         if request.state is RequestState.QUEUED:
             return  # it waits for workers, or for a take-over's decision, and goes on from there
-        cause = "continued" if has_tokens else "restarted_by_gateway"
+        self._run_again(request, "continued" if has_tokens else "restarted_by_gateway")
+
+    def _run_again(self, request: Request, cause: str) -> None:
+        if request.yielding:  # it was in the way of others: no fault, and no worker's
+            self._verdicts.retry(request, "yielded", announce=False)
+            return
         if not self.affordable(request, cause):
             text = "The answer broke off, and too many others have to be computed again."
             self._verdicts.refuse(request, Interrupted.code, text, "retry_budget")

@@ -88,13 +88,15 @@ class Verdicts:
             return
         request.excluded.update(exclude)
         request.asked_gateway = False
-        if request.attempt >= self._limits.max_attempts:
+        yielded, request.yielding = request.yielding, False
+        if request.attempt >= self._limits.max_attempts + request.num_yields:
             self.refuse(
                 request, Interrupted.code, f"{request.attempt} attempts failed, the last one by {cause}.", cause
             )
             return
         log.info("retrying", pool=self._pool, rid=request.rid, attempt=request.attempt, cause=cause)
-        self._instruments.retries.add(1, {"pool": self._pool, "cause": cause})
+        if not yielded:
+            self._instruments.retries.add(1, {"pool": self._pool, "cause": cause})
         if announce:
             self._outbox.notify(
                 request.submit.gateway_id,

@@ -99,14 +99,15 @@ class WaitingQueue:
         """Whether it is late, and goes only because nobody in time wants the room now."""
         return self._fair.gives_way(request)
 
-    def gives_up(self, request: Request, predicted_ttft_ms: float) -> bool:
-        """Count a request as late that would be late even in its best place; return whether it has to wait now."""
+    def in_vain(self, request: Request, predicted_ttft_ms: float) -> bool:
+        """Whether a request that does not count as late would be late even in its best place."""
         ttft_ms = request.submit.owner.slo.ttft_ms
-        in_vain = ttft_ms is not None and predicted_ttft_ms > ttft_ms and request.tier != BATCH_TIER
-        if not in_vain or self._fair.is_late(request):
-            return False
+        late = ttft_ms is not None and predicted_ttft_ms > ttft_ms and request.tier != BATCH_TIER
+        return late and not self._fair.is_late(request)
+
+    def give_up(self, request: Request) -> None:
+        """Count a waiting request as late: those that can be in time go first."""
         self._fair.give_up(request)
-        return True
 
     def blocked(self, by: Role | None, now_s: float) -> None:
         """Take how a pass ended: which role had no room for the next in turn; None = nobody was left waiting."""
