@@ -17,7 +17,7 @@ from contracts.identity import shard_of
 from contracts.rating import CacheScope, Tokens
 from contracts.resp import RespConnection
 from contracts.units import MAX_EXACT_NANO, Nano
-from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
+from contracts.usage import REPEATED, UNPAID, Outcome, UsageEvent
 from contracts.wire import VERSION, Owner, RequestOutcome
 
 KEEP_SETTLED_MS = 600_000
@@ -217,7 +217,9 @@ def usage_event_of(
     """
     tokens = tokens or Tokens()
     scope = CacheScope.SHARED if owner.share_group else CacheScope.OWN
-    billable = outcome.billable and told.get("cause") != EMPTY_ANSWER
+    if owner.repeated and outcome.billable:
+        told["cause"] = REPEATED
+    billable = outcome.billable and told.get("cause") not in UNPAID
     return UsageEvent(
         rid=rid,
         org=owner.org,

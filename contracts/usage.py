@@ -14,6 +14,11 @@ from contracts.units import Nano
 EMPTY_ANSWER: Final = "empty"
 """Cause of a finished request that delivered nothing: it costs nothing."""
 
+REPEATED: Final = "repeated"
+"""Cause of a request that makes an answer again which was paid, and then lost through a fault of ours."""
+
+UNPAID: Final = frozenset({EMPTY_ANSWER, REPEATED})
+
 
 class Outcome(enum.StrEnum):
     """How a request ended, for the tenant."""
@@ -71,7 +76,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def billable(self) -> bool:
         """Whether the tenant pays."""
-        return self.outcome.billable and self.cause != EMPTY_ANSWER
+        return self.outcome.billable and self.cause not in UNPAID
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     dimensions: Dimensions = NO_DIMENSIONS
     share_group: str = ""  # whose prefixes the request finds, and adds to; empty = its organisation's own
+    repeated: bool = False  # makes an answer again that was paid, and costs nothing
     traceparent: str = ""
     """W3C context of the request's own span; empty = not traced."""
     trace_parent_id: str = ""

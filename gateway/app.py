@@ -185,6 +185,7 @@ class Gateway:
         self.messages = Messages(self.starter, self.chat, catalog=catalog)
         self.response_book = ResponseBook(self.redis, gateway_id=gateway_id, ttl_s=settings.response_ttl_s)
         self.responses = Responses(self.starter, self.chat, self.response_book, catalog=catalog, gateway_id=gateway_id)
+        self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.files = Files(self.engine, max_organisation_bytes=settings.max_files_bytes)
         self.batches = Batches(self.engine, runner=gateway_id)
         self.batch_runner = BatchRunner(
@@ -198,11 +199,11 @@ class Gateway:
                 "/v1/responses": begin_line(self.responses.start),
                 "/v1/messages": begin_line(self.messages.start),
             },
+            self.lookup.was_paid,
             max_lines_at_once=settings.batch_lines_at_once,
             max_line_bytes=settings.max_body_bytes,
         )
         self.usage_reports = UsageReports(self.engine, currency=catalog.currency)
-        self.lookup = Lookup(self.table, self.redis, self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self.portal = Portal(settings, self.engine, self.redis)
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)

@@ -50,8 +50,11 @@ class LineKeys:
         """Return a key as it is now. Raises InvalidApiKey, DependencyDown."""
         return await self._auth.find(org, key_id)
 
-    def arrive(self, key: ApiKey, body: bytes, endpoint: str) -> Arrival:
+    def new_rid(self) -> str:
+        """Return the id of a request that arrives now."""
+        return self._starter.new_rid()
+
+    def arrive(self, key: ApiKey, body: bytes, endpoint: str, *, rid: str, repeated: bool) -> Arrival:
         """Return a line as a request that has arrived."""
-        return self._starter.arrive_later(
-            key, body, endpoint, reload_key=partial(self._auth.find, key.organisation_id, key.id)
-        )
+        reload_key = partial(self._auth.find, key.organisation_id, key.id)
+        return self._starter.arrive_later(key, body, endpoint, rid=rid, repeated=repeated, reload_key=reload_key)

@@ -9,7 +9,9 @@
    file, the rest to the error file, in one transaction with the end of the batch.
 
 A gateway that stops gives its batches back; those of one that died are claimed when the lease is over, and
-the lines that ran there run again.
+the lines that ran there run again. The id of a line's request is written before the request begins, so
+whoever runs the line again sees whether it was paid: then the answer, which nobody has, is made again for
+nothing.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ import msgspec
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from contracts.errors import InvalidApiKey, ServingError, openai_body
+from contracts.errors import InvalidApiKey, NoCapacity, ServingError, openai_body
 from gateway.auth import DATABASE_ERRORS
 from gateway.batch_lines import Line, LineChecker, LineError, lines_of, output_line, unanswered_line
 from gateway.batches import Batch, Batches, LineRow, RunnerReplaced
@@ -41,6 +43,7 @@ MAX_BATCHES: Final = 16  # at once in one gateway
 _LONGEST_WAIT_S: Final = 30.0
 _READ_ROWS: Final = 200
 _RELEASE_S: Final = 1.0
+_SETTLED_S: Final = 1.0  # between two looks for whether a request was settled
 _AGAIN: Final = frozenset({429, 500, 503, 504})
 _COUNTED: Final = frozenset({500, 504})  # may be the line's own fault; waiting for room is not
 _UNANSWERED: Final = {
@@ -60,9 +63,17 @@ class Keys(Protocol):
         """Return a key as it is now. Raises InvalidApiKey, DependencyDown."""
         ...
 
-    def arrive(self, key: ApiKey, body: bytes, endpoint: str) -> Arrival:
+    def new_rid(self) -> str:
+        """Return the id of a request that arrives now."""
+        ...
+
+    def arrive(self, key: ApiKey, body: bytes, endpoint: str, *, rid: str, repeated: bool) -> Arrival:
         """Return a line as a request that has arrived."""
         ...
+
+
+Settled = Callable[[str, str], Awaitable[bool | None]]
+"""Whether a request (organisation, rid) was paid; None: it has not been settled yet. Raises DependencyDown."""
 
 
 class BatchRunner:
@@ -75,6 +86,7 @@ class BatchRunner:
         files: Files,
         keys: Keys,
         endpoints: Mapping[str, Begin],
+        was_paid: Settled,
         *,
         max_lines_at_once: int,
         max_line_bytes: int,
@@ -84,6 +96,7 @@ class BatchRunner:
         self._files = files
         self._keys = keys
         self._endpoints = endpoints
+        self._was_paid = was_paid
         self._max_line_bytes = max_line_bytes
         self._lines_at_once = max_lines_at_once
         self._wake = asyncio.Event()
@@ -119,7 +132,7 @@ class BatchRunner:
 
     async def _serve(self, batch: Batch) -> None:
         try:
-            run = _Run(self, self._batches, batch, self._keys, self._endpoints[batch.endpoint])
+            run = _Run(self, self._batches, batch, self._keys, self._endpoints[batch.endpoint], self._was_paid)
             await run.run(self._lines_at_once)
         except* RunnerReplaced:
             log.info("batch_taken_over", batch=batch.id)
@@ -192,12 +205,15 @@ class BatchRunner:
 class _Run:
     """One batch in one gateway."""
 
-    def __init__(self, runner: BatchRunner, batches: Batches, batch: Batch, keys: Keys, begin: Begin) -> None:
+    def __init__(
+        self, runner: BatchRunner, batches: Batches, batch: Batch, keys: Keys, begin: Begin, was_paid: Settled
+    ) -> None:
         self._runner = runner
         self._batches = batches
         self._batch = batch
         self._keys = keys
         self._begin = begin
+        self._was_paid = was_paid
         self._stop = asyncio.Event()  # cancelled, expired, or the key is good no longer
         self._error: LineError | None = None
         self._running: list[Started] = []
@@ -229,37 +245,49 @@ class _Run:
             try:
                 batch = await self._batches.extend(self._batch.organisation_id, self._batch.id, LEASE)
                 held_s = time.monotonic()
-                if batch.status == "cancelling" or batch.expires_at <= dt.datetime.now(dt.UTC):
+                if batch.status == "cancelling":
                     self._stop_lines()
+                elif batch.expires_at <= dt.datetime.now(dt.UTC):
+                    self._stop_lines(expired=True)
             except DATABASE_ERRORS:
                 if time.monotonic() - held_s > LEASE.total_seconds():
                     raise
             await asyncio.sleep(LOOK_S)
 
-    def _stop_lines(self) -> None:
+    def _stop_lines(self, *, expired: bool = False) -> None:
         self._stop.set()
         for started in tuple(self._running):
-            started.client_left()
+            if expired:  # a day was not enough, which is nobody's fault but ours
+                started.break_off("batch_expired")
+            else:
+                started.client_left()
 
     async def _run_lines(self, lines_at_once: int) -> None:
         slots = asyncio.Semaphore(lines_at_once)
         async with asyncio.TaskGroup() as tasks:
             while not self._stop.is_set():
                 await slots.acquire()
-                rows = await self._batches.take_lines(self._batch.organisation_id, self._batch.id, 1)
-                if not rows:
+                rid = self._keys.new_rid()
+                row = await self._batches.take_line(self._batch.organisation_id, self._batch.id, rid)
+                if row is None:
                     return
-                running = tasks.create_task(self._run_line(rows[0]))
+                running = tasks.create_task(self._run_line(row, ran_before=row.rid != rid))
                 running.add_done_callback(lambda _: slots.release())
 
-    async def _run_line(self, row: LineRow) -> None:
+    async def _run_line(self, row: LineRow, *, ran_before: bool) -> None:
         failures = waits = 0
+        rid, paid = row.rid, False
+        begun = ran_before
         while not self._stop.is_set():
-            rid = ""
             try:
+                if ran_before:
+                    paid = await self._paid_before(row)
+                    ran_before = False
+                if begun:
+                    rid = await self._again(row, paid=paid)
+                begun = True
                 key = await self._keys.find(self._batch.organisation_id, self._batch.key_id)
-                arrival = self._keys.arrive(key, row.body, self._batch.endpoint)
-                rid = arrival.rid
+                arrival = self._keys.arrive(key, row.body, self._batch.endpoint, rid=rid, repeated=paid)
                 body = await self._answer(arrival)
             except InvalidApiKey as error:
                 self._error = LineError(code=error.code, message=error.message)
@@ -279,6 +307,20 @@ class _Run:
             if body is not None:
                 await self._finish(row, rid, http_status=200, body=body)
             return
+
+    async def _paid_before(self, row: LineRow) -> bool:
+        """Return whether the run in a gateway that died was paid. Raises NoCapacity: not known yet."""
+        paid = await self._was_paid(self._batch.organisation_id, row.rid)
+        if paid is None:
+            raise NoCapacity("The line's run in another gateway has not been settled.", retry_after_s=_SETTLED_S)
+        return paid
+
+    async def _again(self, row: LineRow, *, paid: bool) -> str:
+        """Return the id of one more run of a line. One that was paid keeps the paid id: that is what counts."""
+        rid = self._keys.new_rid()
+        if not paid:
+            await self._batches.rename_line(self._batch.organisation_id, self._batch.id, row.line, rid)
+        return rid
 
     async def _answer(self, arrival: Arrival) -> bytes | None:
         """Return the answer to a line; None: it was stopped. Raises one of contracts.errors."""

@@ -208,25 +208,35 @@ class Batches:
             values = {"status": status, "total": total, "in_progress_at": _NOW}
             return await self._change(db, tenant, batch_id, values)
 
-    async def take_lines(self, tenant: str, batch_id: str, limit: int) -> Sequence[LineRow]:
-        """Return up to `limit` waiting lines, which run from here on. Raises RunnerReplaced."""
-        next_lines = (
+    async def take_line(self, tenant: str, batch_id: str, rid: str) -> LineRow | None:
+        """Return the next waiting line, which runs from here on as `rid`. Raises RunnerReplaced.
+
+        A line that ran before keeps the id that it had then.
+        """
+        next_line = (
             sa.select(batch_line.c.line)
             .where(batch_line.c.batch_id == batch_id, batch_line.c.state == "waiting")
             .order_by(batch_line.c.line)
-            .limit(limit)
+            .limit(1)
             .scalar_subquery()
         )
         take = (
             sa.update(batch_line)
-            .where(batch_line.c.batch_id == batch_id, batch_line.c.line.in_(next_lines))
-            .values(state="running")
+            .where(batch_line.c.batch_id == batch_id, batch_line.c.line == next_line)
+            .values(state="running", rid=sa.case((batch_line.c.rid == "", rid), else_=batch_line.c.rid))
             .returning(*batch_line.c)
         )
         async with self._engine.begin() as db:
             await self._change(db, tenant, batch_id, {})
-            rows = (await db.execute(take)).mappings().all()
-        return sorted((_line(row) for row in rows), key=lambda row: row.line)
+            row = (await db.execute(take)).mappings().one_or_none()
+        return None if row is None else _line(row)
+
+    async def rename_line(self, tenant: str, batch_id: str, line: int, rid: str) -> None:
+        """Say that a line runs again, as `rid`. Raises RunnerReplaced."""
+        mine = (batch_line.c.batch_id == batch_id) & (batch_line.c.line == line)
+        async with self._engine.begin() as db:
+            await self._change(db, tenant, batch_id, {})
+            await db.execute(sa.update(batch_line).where(mine).values(rid=rid))
 
     async def finish_line(
         self, tenant: str, batch_id: str, line: int, *, ok: bool, rid: str, http_status: int, answer: bytes

@@ -15,7 +15,7 @@ from contracts import keys
 from contracts.errors import DependencyDown, NotFound
 from contracts.identity import at_ms
 from contracts.slo import Timings
-from contracts.usage import UsageEvent
+from contracts.usage import UNPAID, Outcome, UsageEvent
 from gateway.auth import DATABASE_ERRORS
 from gateway.generation import Generation
 from gateway.schemas.answers import (
@@ -65,14 +65,38 @@ class Lookup:
         event = await self._settled(tenant, rid)
         if event is not None:
             return self._of_event(event, created_s)
-        try:
-            async with self._engine.connect() as db:
-                row = await queries.find_request(db, tenant, rid)
-        except DATABASE_ERRORS:
-            raise DependencyDown("Past requests cannot be read right now.", retry_after_s=2) from None
+        row = await self._billed(tenant, rid)
         if row is None:
             raise _unknown(name)
         return self._of_row(row)
+
+    async def was_paid(self, tenant: str, rid: str) -> bool | None:
+        """Return whether a request's tenant pays for it; None: it runs, or is not settled.
+
+        Raises:
+            DependencyDown: Redis or PostgreSQL could not be asked.
+        """
+        if self._table.find(rid) is not None:
+            return None
+        event = await self._settled(tenant, rid)
+        if event is not None:
+            return event.billable
+        try:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                reserved: Any = await self._redis.exists(keys.reservation(tenant, rid))
+        except (RedisError, OSError):
+            raise DependencyDown("Running requests cannot be looked up right now.", retry_after_s=2) from None
+        if reserved:
+            return None
+        row = await self._billed(tenant, rid)
+        return row is not None and Outcome(row.outcome).billable and row.cause not in UNPAID
+
+    async def _billed(self, tenant: str, rid: str) -> queries.RequestRow | None:
+        try:
+            async with self._engine.connect() as db:
+                return await queries.find_request(db, tenant, rid)
+        except DATABASE_ERRORS:
+            raise DependencyDown("Past requests cannot be read right now.", retry_after_s=2) from None
 
     async def _settled(self, tenant: str, rid: str) -> UsageEvent | None:
         try:

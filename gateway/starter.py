@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from contracts.dimensions import MAX_NAME, NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity, ServingError
-from contracts.identity import new_rid
+from contracts.identity import at_ms, new_rid
 from contracts.parsing import Parsing
 from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
@@ -64,6 +64,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     reference: str = ""  # the client's own name of the request
     batch: bool = False
+    repeated: bool = False  # a line whose answer was paid and then lost
     slo: SloTarget | None = None  # targets that the request names for itself
     session: str = ""  # affinity key, from the headers
 
@@ -107,6 +108,11 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
         """Stop all work: nobody waits for the answer. Changes nothing after a proper end."""
         for generation in self.generations:
             generation.client_left()
+
+    def break_off(self, cause: str) -> None:
+        """Stop all work for a reason of ours: it costs nothing. Changes nothing after a proper end."""
+        for generation in self.generations:
+            generation.break_off(cause)
 
 
 class Starter:
@@ -173,13 +179,25 @@ class Starter:
             session=request.headers.get("x-session-id", "")[:MAX_NAME],
         )
 
+    def new_rid(self) -> str:
+        """Return the id of a request that arrives now."""
+        return new_rid(self._prices.now_ms())
+
     def arrive_later(
-        self, key: ApiKey, body: bytes, endpoint: str, *, reload_key: Callable[[], Awaitable[ApiKey]]
+        self,
+        key: ApiKey,
+        body: bytes,
+        endpoint: str,
+        *,
+        rid: str,
+        repeated: bool,
+        reload_key: Callable[[], Awaitable[ApiKey]],
     ) -> Arrival:
-        """Return a line of a batch as a request that arrives now, in the name of `key`."""
-        now_ms = self._prices.now_ms()
+        """Return a line of a batch as a request that arrives when `rid` was made, in the name of `key`."""
+        now_ms = at_ms(rid)
         return Arrival(
-            rid=new_rid(now_ms),
+            rid=rid,
+            repeated=repeated,
             key=key,
             reload_key=reload_key,
             body=body,
@@ -271,6 +289,7 @@ class Starter:
             simulated=self._models.simulated(model.name),
             dimensions=self._dimensions(key, work.dimensions),
             share_group=key.share_group,
+            repeated=arrival.repeated,
         )
 
     def _traced(self, owner: Owner, arrival: Arrival) -> Owner:

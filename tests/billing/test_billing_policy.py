@@ -21,7 +21,7 @@ from contracts.lifecycle import Path as ServingPath
 from contracts.rating import Meter, Price, Tokens, cost
 from contracts.settlement import Reservation, Reserved, SettlementScripts, encode_owner
 from contracts.slo import SloTarget
-from contracts.usage import EMPTY_ANSWER, Outcome
+from contracts.usage import EMPTY_ANSWER, REPEATED, Outcome
 from contracts.wire import Owner, encode
 
 REPOSITORY = Path(__file__).parents[2]
@@ -85,6 +85,11 @@ async def test_an_empty_answer_costs_nothing(rig):
     await rig.bill(usage_event(cause=EMPTY_ANSWER, tokens=Tokens(prefill_computed=100, decode=1), cost=0))
     assert await charged(rig) == 0
     assert (await rig.one("SELECT outcome, billable FROM billing.request")).billable is False
+
+
+async def test_an_answer_made_again_costs_nothing(rig):
+    await rig.bill(usage_event(cause=REPEATED, batch=True, tokens=Tokens(prefill_computed=100, decode=5), cost=0))
+    assert await charged(rig) == 0
 
 
 async def test_a_refused_request_costs_nothing(rig):

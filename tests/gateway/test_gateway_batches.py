@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,9 +12,14 @@ import sqlalchemy as sa
 from gateway_rig import PeerWorker, Rig, eventually
 
 from billing.prices import Terms, set_price
+from contracts import keys
+from contracts.identity import new_rid
 from contracts.lifecycle import FinishReason, Phase
 from contracts.rating import Meter, Tokens, cost
-from contracts.wire import Submit
+from contracts.settlement import SettlementScripts, Unreserved, usage_event_of
+from contracts.slo import SloTarget
+from contracts.usage import REPEATED, Outcome
+from contracts.wire import Owner, Submit
 from gateway.batch_lines import LineChecker, lines_of
 from gateway.batch_tables import batch as batch_table
 from gateway.batches import Batches
@@ -242,36 +248,95 @@ async def test_a_batch_whose_window_is_over_ends_as_expired(rig: Rig):
     assert done["expired_at"] is not None
     (unanswered,) = await content(rig, done["error_file_id"])
     assert unanswered["error"]["code"] == "batch_expired"
-    assert (await rig.usage(submit.rid)).cost == 0
+    event = await rig.usage(submit.rid)
+    assert (event.outcome, event.cause, event.cost) == (Outcome.INTERRUPTED, "batch_expired", 0)
+
+
+async def dead_gateways_batch(rig: Rig, *ids: str) -> tuple[Any, str]:
+    """A batch that a gateway claimed which lives no more; it began the first line: the batch and that line's rid."""
+    rig.gateway.batch_runner._num_batches = 16  # it is busy
+    dead = Batches(rig.gateway.engine, runner="dead")
+    stored = await upload(rig, *(line(one) for one in ids))
+    created = (await create(rig, stored["id"])).json()
+    assert await dead.claim_across_tenants(dt.timedelta(seconds=60)) is not None
+
+    async def lines() -> AsyncIterator[Any]:
+        checker = LineChecker(CHAT, max_line_bytes=10_000)
+        for number, one in enumerate(ids, 1):
+            yield checker.check(number, json.dumps(line(one)).encode())
+
+    await dead.accept(rig.org.id, created["id"], lines())
+    row = await dead.take_line(rig.org.id, created["id"], new_rid(time.time_ns() // 1_000_000))
+    assert row is not None
+    assert row.custom_id == ids[0]
+    return created, row.rid
+
+
+async def taken_over(rig: Rig) -> None:
+    async with rig.gateway.engine.begin() as db:
+        await db.execute(sa.update(batch_table).values(runner_until=sa.func.now() - dt.timedelta(seconds=1)))
+    rig.gateway.batch_runner._num_batches = 0
+
+
+async def settled_elsewhere(rig: Rig, rid: str, outcome: Outcome) -> None:
+    """The scheduler, or the gateway before its death, settled the request."""
+    price = rig.gateway.prices.list_prices["tiny"]
+    owner = Owner(
+        org=rig.org.id,
+        project=rig.project.id,
+        key_id=rig.key.id,
+        model="tiny",
+        tier="batch",
+        price=price,
+        slo=SloTarget(),
+    )
+    event = usage_event_of(owner, rid=rid, pool="tiny", outcome=outcome, tokens=Tokens(prefill_computed=9, decode=1))
+    assert await SettlementScripts(rig.gateway.requests).settle(event, {}, unreserved=Unreserved(rates=(), budgets=()))
 
 
 async def test_a_batch_of_a_dead_gateway_goes_on_where_it_was(rig: Rig):
     """The batch is claimed by a gateway that never lives; its lines, one of them running there, run here."""
-    stored = await upload(rig, line("a"), line("b"))
-    dead = Batches(rig.gateway.engine, runner="dead")
-
-    async with asyncio.TaskGroup() as tasks:  # before this gateway's loop looks: one statement at once
-        rig.gateway.batch_runner._num_batches = 16  # it is busy
-        created = (await create(rig, stored["id"])).json()
-        claimed = await dead.claim_across_tenants(dt.timedelta(seconds=60))
-        assert claimed is not None
-
-        async def two_lines() -> AsyncIterator[Any]:
-            checker = LineChecker(CHAT, max_line_bytes=10_000)
-            for number, one in enumerate((line("a"), line("b")), 1):
-                yield checker.check(number, json.dumps(one).encode())
-
-        await dead.accept(rig.org.id, created["id"], two_lines())
-        (row,) = await dead.take_lines(rig.org.id, created["id"], 1)
-        assert row.custom_id == "a"
-        rig.gateway.batch_runner._num_batches = 0
-        async with rig.gateway.engine.begin() as db:
-            await db.execute(sa.update(batch_table).values(runner_until=sa.func.now() - dt.timedelta(seconds=1)))
-        tasks.create_task(play(rig, await rig.scheduler.submit(), "x"))
-        tasks.create_task(play(rig, await rig.scheduler.submit(), "y"))
+    created, rid = await dead_gateways_batch(rig, "a", "b")
+    await settled_elsewhere(rig, rid, Outcome.INTERRUPTED)
+    async with asyncio.TaskGroup() as tasks:
+        await taken_over(rig)
+        submits = [await rig.scheduler.submit(), await rig.scheduler.submit()]
+        for submit in submits:
+            tasks.create_task(play(rig, submit, "x"))
     done = await batch_in(rig, created["id"], "completed")
     assert done["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
     assert [one["custom_id"] for one in await content(rig, done["output_file_id"])] == ["a", "b"]
+    assert rid not in {submit.rid for submit in submits}
+    assert all([(await rig.usage(submit.rid)).billable for submit in submits])
+
+
+async def test_a_line_that_was_paid_before_its_gateway_died_is_answered_again_for_nothing(rig: Rig):
+    created, rid = await dead_gateways_batch(rig, "a")
+    await settled_elsewhere(rig, rid, Outcome.FINISHED)
+    await taken_over(rig)
+    refused = await rig.scheduler.submit()
+    await rig.scheduler.refused(refused, "no_capacity", "full", 0.01)
+    submit = await rig.scheduler.submit()
+    assert rid not in (refused.rid, submit.rid)
+    assert refused.owner.repeated
+    assert submit.owner.repeated  # also to the scheduler, which settles if this gateway dies too
+    await play(rig, submit, "x")
+    done = await batch_in(rig, created["id"], "completed")
+    (answered,) = await content(rig, done["output_file_id"])
+    assert answered["response"]["request_id"] == submit.rid
+    event = await rig.usage(submit.rid)
+    assert (event.outcome, event.cause, event.cost, event.billable) == (Outcome.FINISHED, REPEATED, 0, False)
+    assert event.tokens.decode == 1  # counted as our cost
+
+
+async def test_whether_a_request_was_paid_is_unknown_until_it_is_settled(rig: Rig):
+    was_paid = rig.gateway.lookup.was_paid
+    never, open_, paid, broken = (new_rid(time.time_ns() // 1_000_000) for _ in range(4))
+    await rig.redis.set(keys.reservation(rig.org.id, open_), b"r")
+    await settled_elsewhere(rig, paid, Outcome.FINISHED)
+    await settled_elsewhere(rig, broken, Outcome.INTERRUPTED)
+    found = [await was_paid(rig.org.id, rid) for rid in (never, open_, paid, broken)]
+    assert found == [False, None, True, False]
 
 
 async def test_a_revoked_key_ends_its_batch(rig: Rig):
