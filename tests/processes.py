@@ -7,6 +7,7 @@ give it. `pdgate up` is not used here so that a test decides itself which proces
 import asyncio
 import inspect
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,13 +29,22 @@ from pdgate.engine import engine_python as python_of
 from pdgate.layout import DEFAULT_DATA, layout_of
 
 REPOSITORY = Path(__file__).parent.parent
+LISTENING_PORTS = (10_240, 32_768)
 
 
 def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that was free a moment ago, and that nobody gets by asking for any port.
+
+    Ports that a system gives away itself, above 32767 on Linux, may be a connection's before the caller listens there.
+    """
+    while True:
+        port = random.randrange(*LISTENING_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def engine_python() -> str:
@@ -64,6 +74,11 @@ class Stack:
         self.metrics_ports: dict[str, int] = {}  # of every process, the gateways included
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of what was added."""
+        return tuple(self._commands)
 
     @property
     def url(self) -> str:

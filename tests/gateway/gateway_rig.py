@@ -8,7 +8,6 @@ writes real notices.
 import asyncio
 import itertools
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +59,7 @@ from gateway.tenants import ApiKey, Organisation, Project, Tenants, publish_key_
 from gateway.traces import Traces
 from observability.metrics import Instruments
 from observability.tracing import Ratios, Tracer
+from tests.processes import free_port
 
 POOL = "tiny"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -344,9 +344,7 @@ async def running_rig(
     **changes: Any,
 ) -> AsyncIterator[Rig]:
     """Run a gateway with the fixtures' services. `changes` replace settings."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     fields = {
         "redis_url": redis_url,
         "database_url": database_url,
