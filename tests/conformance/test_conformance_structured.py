@@ -38,6 +38,7 @@ async def real_stack(engines: Engines, database_url: str) -> AsyncIterator[Stack
 
 async def test_python_clients_call_tools_and_get_what_their_schemas_say(real_stack: Stack):
     seen = await run_client(real_stack, "structured_client.py")
+    assert seen["instructor TOOLS"]  # its default, without `strict`
     assert seen["instructor TOOLS_STRICT"]
     assert seen["instructor JSON_SCHEMA"]
     assert seen["anthropic"] == {"stop": ["tool_use", "tool_use"], "call": True, "after": "max_tokens"}

@@ -139,14 +139,27 @@ def _tools(parsing: Parsing, tokenizer: Any) -> tuple[ToolSource | None, dict[st
     for tool in tools:
         if tool.function.parameters is not None:
             check_grammar(Grammar("json_schema", json.dumps(tool.function.parameters)), "tools")
+    forced = choice != "auto"
+    if forced:
+        tools = [_bound(tool) for tool in tools]
     parser = FunctionCallParser(tools, parsing.tool_parser, tokenizer=tokenizer, tool_choice=choice)
     constraint = parser.get_structure_constraint(choice, parallel_tool_calls=parsing.parallel_tool_calls)
-    forced = choice != "auto"
     if forced and constraint is None and not parser.owns_tool_format():
         raise bad("tool_choice", f"the tool parser {parsing.tool_parser!r} cannot force a call")
     found: ToolSource = parser if not forced or parser.owns_tool_format() else _JsonCalls(tools)
     single = not parsing.parallel_tool_calls or bool(parsing.tool_name)
     return found, constraint_params(constraint, single=single)
+
+
+def _bound(tool: Tool) -> Tool:
+    """Return the tool with arguments that follow its schema, as SGLang binds those of every call that it forces.
+
+    Without `strict` it would take any JSON in a parser's own format. No parameters means none, as in OpenAI's API.
+    """
+    parameters = tool.function.parameters or {"type": "object", "properties": {}}
+    return tool.model_copy(
+        update={"function": tool.function.model_copy(update={"strict": True, "parameters": parameters})}
+    )
 
 
 def token_bytes_of(tokenizer: Any) -> TokenBytes:

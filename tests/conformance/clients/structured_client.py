@@ -35,7 +35,7 @@ client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout
 seen = {}
 
 # -- instructor ------------------------------------------------------------------------------------------------
-for mode in (instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
     patched = instructor.from_openai(client, mode=mode)
     report = patched.chat.completions.create(
         model=model, messages=messages, response_model=Report, max_tokens=120, temperature=0, max_retries=0
@@ -50,7 +50,7 @@ tool = {
     "input_schema": Report.model_json_schema(),
     "strict": True,
 }
-asked = {"model": model, "max_tokens": 120, "messages": messages, "tools": [tool], "temperature": 0}
+asked = {"model": model, "max_tokens": 120, "messages": messages, "tools": [tool], "extra_body": {"temperature": 0}}
 forced = {**asked, "tool_choice": {"type": "tool", "name": "weather"}}
 message = claude.messages.create(**forced)
 call = next(block for block in message.content if block.type == "tool_use")
