@@ -16,6 +16,7 @@ from contracts.errors import NotFound
 from gateway.batch_lines import Line, LineError
 from gateway.batch_tables import batch, batch_line
 from gateway.files import clean
+from gateway.tenant_read import tenant_read
 from gateway.tenants import new_id
 
 WINDOW: Final = dt.timedelta(hours=24)
@@ -103,7 +104,7 @@ class Batches:
     async def find(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch. Raises NotFound."""
         query = sa.select(batch).where(batch.c.organisation_id == tenant, batch.c.id == clean(batch_id))
-        async with self._engine.connect() as db:
+        async with tenant_read(self._engine, tenant) as db:
             row = (await db.execute(query)).mappings().one_or_none()
         if row is None:
             raise NotFound(f"No batch found with id '{batch_id}'.", param="batch_id")
@@ -117,7 +118,7 @@ class Batches:
             at = sa.tuple_(batch.c.created_at, batch.c.id)
             query = query.where(at < sa.tuple_(sa.literal(last.created_at), sa.literal(last.id)))
         query = query.order_by(batch.c.created_at.desc(), batch.c.id.desc()).limit(limit)
-        async with self._engine.connect() as db:
+        async with tenant_read(self._engine, tenant) as db:
             rows = (await db.execute(query)).mappings().all()
         return [_batch(row) for row in rows]
 

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from contracts.errors import BadRequest, BodyTooLarge, NotFound
 from gateway.batch_tables import file, file_part
+from gateway.tenant_read import tenant_read
 from gateway.tenants import new_id
 
 PART_BYTES: Final = 1024 * 1024
@@ -87,7 +88,7 @@ class Files:
     async def find(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file. Raises NotFound."""
         query = sa.select(file).where(file.c.organisation_id == tenant, file.c.id == clean(file_id))
-        async with self._engine.connect() as db:
+        async with tenant_read(self._engine, tenant) as db:
             row = (await db.execute(query)).mappings().one_or_none()
         if row is None:
             raise NotFound(f"No such File object: {file_id}", param="id")
@@ -106,7 +107,7 @@ class Files:
             before = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
             query = query.where(at < before if newest_first else at > before)
         order = (file.c.created_at.desc(), file.c.id.desc()) if newest_first else (file.c.created_at, file.c.id)
-        async with self._engine.connect() as db:
+        async with tenant_read(self._engine, tenant) as db:
             rows = (await db.execute(query.order_by(*order).limit(limit))).mappings().all()
         return [_file(row) for row in rows]
 
@@ -124,7 +125,7 @@ class Files:
         part = 0
         while True:
             query = sa.select(file_part.c.data).where(file_part.c.file_id == file_id, file_part.c.part == part)
-            async with self._engine.connect() as db:
+            async with tenant_read(self._engine, tenant) as db:
                 data = (await db.execute(query)).scalar_one_or_none()
             if data is None:
                 return

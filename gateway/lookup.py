@@ -30,6 +30,7 @@ from gateway.schemas.answers import (
     usage_of,
 )
 from gateway.table import LiveTable
+from gateway.tenant_read import tenant_read
 
 ANSWER_PREFIX: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)")
 """What the ids of answers put before the request's id."""
@@ -93,7 +94,7 @@ class Lookup:
 
     async def _billed(self, tenant: str, rid: str) -> queries.RequestRow | None:
         try:
-            async with self._engine.connect() as db:
+            async with tenant_read(self._engine, tenant) as db:
                 return await queries.find_request(db, tenant, rid)
         except DATABASE_ERRORS:
             raise DependencyDown("Past requests cannot be read right now.", retry_after_s=2) from None

@@ -16,6 +16,7 @@ from contracts.errors import BadRequest, DependencyDown
 from gateway.auth import DATABASE_ERRORS
 from gateway.schemas.answers import money_text
 from gateway.schemas.organization import Amount, Bucket, CostResult, Page, Spent, UsageResult
+from gateway.tenant_read import tenant_read
 
 R = TypeVar("R")
 
@@ -50,7 +51,7 @@ class UsageReports:
         if width not in _LIMITS:
             raise BadRequest("bucket_width must be 1m, 1h or 1d.", param="bucket_width")
         span = self._span(query, width, _LIMITS[width], queries.USAGE_DIMENSIONS, only_project)
-        found = await self._read(lambda db: queries.usage_buckets(db, org, span.asked))
+        found = await self._read(org, lambda db: queries.usage_buckets(db, org, span.asked))
         return _page(span, [(one.start_s, self._usage_result(one)) for one in found])
 
     async def costs(self, org: str, query: Query, *, only_project: str | None) -> Page[CostResult]:
@@ -58,12 +59,12 @@ class UsageReports:
         if _one(query, "bucket_width", "1d") != "1d":
             raise BadRequest("bucket_width of costs must be 1d.", param="bucket_width")
         span = self._span(query, "1d", _COST_LIMITS, queries.COST_DIMENSIONS, only_project)
-        found = await self._read(lambda db: queries.cost_buckets(db, org, span.asked))
+        found = await self._read(org, lambda db: queries.cost_buckets(db, org, span.asked))
         return _page(span, [(one.start_s, self._cost_result(one)) for one in found])
 
-    async def _read(self, read: Callable[[Any], Any]) -> Any:
+    async def _read(self, org: str, read: Callable[[Any], Any]) -> Any:
         try:
-            async with self._engine.connect() as db:
+            async with tenant_read(self._engine, org) as db:
                 return await read(db)
         except DATABASE_ERRORS:
             raise DependencyDown("Usage cannot be read right now.", retry_after_s=1) from None

@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
+from gateway.tenant_read import TENANT_ROLE
 from migrations.upgrade import upgrade
 from pdgate.connection import database_url, redis_url
 from pdgate.output import AsJson, data_console, show_json
@@ -118,6 +119,7 @@ def restore(
     except msgspec.DecodeError as error:
         raise CannotStart(f"{folder / MANIFEST}: {error}") from None
     asyncio.run(_check_free(force=force))
+    asyncio.run(_make_role())
     _postgres(
         *("pg_restore", "--clean", "--if-exists", "--no-owner", "--exit-on-error", "--single-transaction"),
         *(f"--dbname={database_url()}", str(folder / _DATABASE)),
@@ -203,6 +205,16 @@ async def _batches(redis: Redis) -> AsyncIterator[list[bytes]]:
                 batch = []
     if batch:
         yield batch
+
+
+async def _make_role() -> None:
+    """Make the role that the dump grants rights to: roles are outside of what a dump of one database holds."""
+    connection = await asyncpg.connect(asyncpg_url(database_url()).replace("+asyncpg", ""))
+    try:
+        if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", TENANT_ROLE):
+            await connection.execute(f"CREATE ROLE {TENANT_ROLE} NOLOGIN")
+    finally:
+        await connection.close()
 
 
 async def _check_free(*, force: bool) -> None:

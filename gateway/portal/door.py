@@ -30,7 +30,7 @@ FORM_COOKIE: Final = "pdgate_form"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
 
-_INSIDE: Final = re.compile(r"/portal(?:[/?#][\x21-\x7e]*)?")
+_INSIDE: Final = re.compile(r"/portal(?:[/?#](?!.*\.\.)[\x21-\x5b\x5d-\x7e]*)?")  # no backslash, no way up
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -190,6 +190,6 @@ class Door:
 
 def safe_next(text: str | None) -> str:
     """Return where to go after signing in: a page of the portal and nothing else, whatever a link says."""
-    if text is None or _INSIDE.fullmatch(text) is None or "\\" in text or text.startswith("/portal/login"):
+    if text is None or _INSIDE.fullmatch(text) is None or text.startswith("/portal/login"):
         return HOME
     return text
