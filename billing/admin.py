@@ -342,6 +342,8 @@ class Admin(billing_pb2_grpc.AdminServicer):
         try:
             await self._budgets.sync(now=self._now(), tenant=tenant)
             await self._budgets.announce(tenant)
+            # What was settled between the look at the books and the limit: from the limit on settle.lua charges it.
+            await self._budgets.sync(now=self._now(), tenant=tenant)
         except (RedisError, SQLAlchemyError, OSError) as error:
             log.warning("budgets_wait", tenant=tenant, error=f"{type(error).__name__}: {error}")
 

@@ -3,6 +3,7 @@
 -- KEYS[1] reservation   KEYS[2] open (zset)   KEYS[3] usage stream   KEYS[4] settled request
 -- KEYS[5] what was added to the reservation's money while the request ran
 -- ARGV[1] msgpack map: now_ms, cost (nano-units), actual {meter -> tokens of the rate meters},
+--         scopes: keys of every budget that may be about this request,
 --         unreserved (optional): {rates, budgets} of a request that was let in while Redis did not answer
 -- ARGV[2] the usage event (opaque bytes)      ARGV[3] milliseconds to keep KEYS[4]
 --
@@ -49,6 +50,16 @@ if #a.budgets > 0 then
     redis.call('HINCRBY', b.key, 'spent', string.format('%.0f', s.cost))
   end
   redis.call('DEL', KEYS[5])
+end
+-- A budget that was set while the request ran is charged, too, although nothing was reserved in it.
+if s.cost > 0 then
+  local charged = {}
+  for _, b in ipairs(a.budgets) do charged[b.key] = true end
+  for _, key in ipairs(s.scopes or {}) do
+    if not charged[key] and redis.call('HEXISTS', key, 'limit') == 1 then
+      redis.call('HINCRBY', key, 'spent', string.format('%.0f', s.cost))
+    end
+  end
 end
 if raw then
   redis.call('DEL', KEYS[1])

@@ -188,7 +188,20 @@ class SettlementScripts:
         """
         if not 0 <= event.cost <= MAX_EXACT_NANO:
             raise ValueError(f"cannot charge {event.cost} nano-units exactly")
-        request: dict[str, Any] = {"now_ms": int(time.time() * 1000), "cost": event.cost, "actual": dict(actual)}
+        request: dict[str, Any] = {
+            "now_ms": int(time.time() * 1000),
+            "cost": event.cost,
+            "actual": dict(actual),
+            "scopes": [
+                keys.budget(event.org, scope, scope_id)
+                for scope, scope_id in (
+                    ("org", event.org),
+                    ("project", event.project),
+                    ("key", event.key_id),
+                    ("credit", event.org),
+                )
+            ],
+        }
         if unreserved is not None:
             request["unreserved"] = unreserved
         answer: Any = await self._settle(

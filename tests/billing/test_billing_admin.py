@@ -22,7 +22,7 @@ from contracts.identity import shard_of
 from contracts.rating import Tokens
 from contracts.v1 import billing_pb2 as pb
 from contracts.v1 import billing_pb2_grpc
-from contracts.wire import FIELD
+from contracts.wire import FIELD, Change, decode_change
 from pdgate.cli import app
 
 ORG = "org_acme"
@@ -158,10 +158,15 @@ async def test_a_budget_set_by_the_command_line_is_in_redis_when_the_command_ret
     await run("budgets", "set", "5", "--org", ORG, "--key", "key_1")
     hash_key = keys.budget(ORG, "key", "key_1")
     assert await rig.redis.hget(hash_key, "limit") == b"5000000000"
+    told = await rig.redis.xrange(keys.CHANGES)
+    assert decode_change(told[-1][1][FIELD.encode()]) == Change(kind="budget", id=ORG, state=""), (
+        "every gateway hears it"
+    )
     (row,) = await run("budgets", "list", "--org", ORG, "--json")
     assert (row["scope"], row["amount"], row["thresholds"]) == ("key", "5", [50, 80, 100])
     assert "removed" in await run("budgets", "remove", "--org", ORG, "--key", "key_1")
     assert await rig.redis.hget(hash_key, "limit") is None
+    assert await rig.redis.xlen(keys.CHANGES) == len(told) + 1
 
 
 async def test_dead_letters_are_listed_shown_and_delivered_again(rig, served):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 from billing_rig import Rig, now_ms, usage_event
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import text
@@ -132,8 +132,8 @@ MONTH = month_of(datetime.now(UTC) + timedelta(minutes=1))
 async def truncate(database_url):
     connection = await asyncpg.connect(database_url)
     await connection.execute(
-        "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly, billing.invoice_number,"
-        " billing.credit_grant, billing.rerating_line, billing.correction, billing.slo_credit,"
+        "TRUNCATE billing.price, billing.request, billing.usage_record, billing.usage_hourly, billing.credit_grant,"
+        " billing.rerating_line, billing.correction, billing.slo_credit, billing.invoice, billing.invoice_number,"
         " billing.ledger_transaction, billing.ledger_entry CASCADE"
     )
     await connection.close()
@@ -287,7 +287,12 @@ def test_the_ledger_balances_under_any_order_of_settling_repeating_repricing_re_
     run_state_machine_as_test(
         machine(postgres_url, valkey_url),
         settings=settings(
-            max_examples=10, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+            print_blob=True,  # shrinking would take minutes: the blob is enough to repeat it
         ),
     )
     asyncio.run(truncate(postgres_url))

@@ -10,6 +10,7 @@ from billing_rig import TINY, attempt_records, now_ms, usage_event
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.budgets import Budget, Budgets, set_budget
 from billing.corrections import Wanted, correct
 from billing.events import decode_event, rate_event
 from billing.prices import PriceBook, PriceVersion, Terms, set_price
@@ -116,6 +117,29 @@ async def test_a_request_that_nobody_settled_costs_nothing(rig):
     await rig.consume(rig.consumer(), 1)
     row = await rig.one("SELECT outcome, cost FROM billing.request")
     assert (row.outcome, row.cost) == ("lost", 0)
+
+
+async def test_a_budget_set_while_a_request_runs_is_charged_when_it_ends(rig):
+    """And by the next correction at the latest, should it end while the budget is being set."""
+    rid, now = new_rid(now_ms()), now_ms()
+    scripts, budgets, org = SettlementScripts(rig.redis), Budgets(rig.engine, rig.redis), "org_acme"
+    await rig.redis.hset(keys.key_states(org), "key_1", "active:1")
+    owner = Owner(
+        org=org, project="proj_web", key_id="key_1", model="tiny", tier="default", price=TINY, slo=SloTarget()
+    )  # fmt: skip
+    asked = Reservation(
+        rid=rid, member=f"{org}/{rid}", now_ms=now, deadline_ms=now + 60_000, key_id="key_1", key_state="active:1",
+        owner=encode_owner(owner), pool="tiny",
+    )  # fmt: skip
+    assert isinstance(await scripts.reserve(org, asked), Reserved)
+    async with rig.engine.begin() as conn:
+        await set_budget(conn, Budget(organisation=org, scope="org", scope_id=org, amount=10 * COST))
+    await budgets.sync(now=datetime.now(UTC), tenant=org)
+    event = usage_event(rid=rid)
+    assert await scripts.settle(event, {})
+    assert await rig.redis.hget(keys.budget(org, "org", org), "spent") == str(COST).encode()
+    await rig.consume(rig.consumer(), 1)
+    assert await budgets.sync(now=datetime.now(UTC), tenant=org) == 0, "it was right already"
 
 
 async def test_a_retry_is_paid_once_and_the_other_attempt_is_our_cost(rig):

@@ -280,6 +280,20 @@ async def test_settling_twice_or_at_once_from_many_sides_counts_once(client, scr
     assert await snapshot(client) == after
 
 
+async def test_a_budget_that_was_set_while_a_request_ran_is_charged_when_it_ends(client, scripts):
+    rid = new_rid(now_ms())
+    await scripts.reserve(ORG, reservation(rid, now=now_ms(), budgets=[budget(10**9, 200_000)]))
+    event = usage_event(rid=rid)
+    for scope, scope_id in (("key", event.key_id), ("credit", ORG)):
+        await client.hset(keys.budget(ORG, scope, scope_id), "limit", 10**9)
+    await client.hset(keys.budget(ORG, "project", event.project), "ends_ms", 10**14)  # a soft one: no limit
+    assert await scripts.settle(event, {}) is True
+    assert await budget_of(client) == (event.cost, 0), "charged once"
+    for scope, scope_id in (("key", event.key_id), ("credit", ORG)):
+        assert int(await client.hget(keys.budget(ORG, scope, scope_id), "spent")) == event.cost
+    assert await client.hget(keys.budget(ORG, "project", event.project), "spent") is None
+
+
 async def test_settling_what_was_never_reserved_does_nothing(client, scripts):
     before = await snapshot(client)
     event = usage_event()
