@@ -21,6 +21,7 @@ from gateway.schemas.choices import choice_of
 from gateway.schemas.conversation import Message
 from gateway.schemas.plain_tools import HERMES, told_of_tools
 from gateway.schemas.tools import biases_of, called_tools, parsing_of
+from gateway.scopes import local_consent
 from gateway.sse import SIMULATED, ChunkTemplate
 from gateway.starter import Arrival, Started, Starter, Work
 from gateway.writer import EventWriter
@@ -72,7 +73,9 @@ class Chat:
 
         `body_bytes` is the size of the conversation where it is not that of the body.
         """
-        model = self._models.servable(chat.model, body_bytes=body_bytes or len(arrival.body))
+        model = self._models.servable(
+            chat.model, body_bytes=body_bytes or len(arrival.body), local=local_consent(arrival.key.bounds)
+        )
         if chat.model != model.name:  # an alias, or a route: from here on the model that serves
             chat = msgspec.structs.replace(chat, model=model.name)
         biases = biases_of(chat.logit_bias, vocabulary=model.prompt.vocabulary)

@@ -23,6 +23,7 @@ from gateway.schemas.completions import (
     decode_completion,
     legacy_logprobs,
 )
+from gateway.scopes import local_consent
 from gateway.sse import DONE, SIMULATED, encode_text, error_event
 from gateway.starter import Arrival, Started, Starter, Work
 from gateway.writer import EventWriter
@@ -50,7 +51,9 @@ class Completions:
         """Admit a request and write it to the inbox. Raises one of contracts.errors."""
         asked = decode_completion(arrival.body)
         prompts = asked.prompts()
-        model = self._models.servable(asked.model, body_bytes=len(arrival.body))
+        model = self._models.servable(
+            asked.model, body_bytes=len(arrival.body), local=local_consent(arrival.key.bounds)
+        )
         ids = [await self._ids(model, prompt) for prompt in prompts]
         echoed = [await self._text(model, prompt) for prompt in prompts] if asked.echo else [""] * len(prompts)
         work = Work(

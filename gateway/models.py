@@ -46,8 +46,10 @@ class Models:
         self._unusable: dict[str, str] = {}
         self._draw = random.random
 
-    def servable(self, name: str, *, body_bytes: int = 0) -> Servable:
+    def servable(self, name: str, *, body_bytes: int = 0, local: bool | None = None) -> Servable:
         """Return the model of that name or alias; of a route, the model that takes this request.
+
+        `local`: what the caller's scopes say of local models (gateway.scopes.local_consent).
 
         Raises:
             ModelNotFound: not in the catalogue.
@@ -55,23 +57,31 @@ class Models:
         """
         route = self.catalog.routes.get(name)
         if route is not None:
-            return self._routed(route, body_bytes)
+            return self.servable(route.primary) if local is False else self._routed(route, body_bytes)
         found = self.catalog.find(name)
         if found is None:
             raise ModelNotFound(name)
         public, model = found
+        if local and self._down(public):
+            for route in self.catalog.routes.values():
+                if route.primary == public and not self.missing(route.local):
+                    return msgspec.structs.replace(self.servable(route.local), local=True)
         prompt = self._prompts.get(model.tokenizer)
         if prompt is None or public not in self._prices.list_prices:
             raise _not_ready(public, self.missing(public), retry_after_s=10)
         return Servable(public, model, self.catalog.pool_of(public), prompt)
 
     def _routed(self, route: Route, body_bytes: int) -> Servable:
-        down = bool(self.missing(route.primary)) or self._fleet.degraded(self.catalog.pool_of(route.primary))
+        down = self._down(route.primary)
         short = body_bytes <= route.local_up_to_tokens * _BYTES_PER_TOKEN
         wanted = down or (route.local_up_to_tokens and short) or self._draw() < route.local_share
         if wanted and not self.missing(route.local):
             return msgspec.structs.replace(self.servable(route.local), local=True)
         return self.servable(route.primary)
+
+    def _down(self, public: str) -> bool:
+        """Whether a model cannot be served, or its pool is so short that a local one should."""
+        return bool(self.missing(public)) or self._fleet.degraded(self.catalog.pool_of(public))
 
     def tokenizer(self, name: str) -> tuple[ChatPrompt, Model]:
         """Return what encodes a model's prompts. Raises ModelNotFound, NoCapacity."""

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from contracts.errors import ModelNotFound, PermissionDenied
+from contracts.slo import SloTarget
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -21,6 +22,8 @@ class Scopes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tiers: tuple[str, ...] | None = None  # service tiers; "default" is always there
     strictest_ttft_ms: float | None = None  # the targets that a request may name for itself go down to here
     strictest_tpot_ms: float | None = None
+    slo: SloTarget | None = None  # targets in place of the tier's, as a whole; the key's go before its project's
+    local_models: bool | None = None  # False: never; True: also for who names the primary; None: who names a route
     sees_workers: bool = False  # answers name the workers
     hashes_identifiers: bool = False  # safety identifiers are stored as keyed hashes
 
@@ -62,6 +65,15 @@ def check_model(bounds: Sequence[Scopes], model: str) -> None:
 def allows_model(bounds: Sequence[Scopes], model: str) -> bool:
     """Return whether a key may use a model."""
     return all(scopes.models is None or model in scopes.models for scopes in bounds)
+
+
+def local_consent(bounds: Sequence[Scopes]) -> bool | None:
+    """Return whether a local model may stand in: False = never, True = always, None = for who names a route.
+
+    Any False forbids it; else the first word, of the key before its project, counts.
+    """
+    said = [scopes.local_models for scopes in bounds if scopes.local_models is not None]
+    return all(said) if said else None
 
 
 def check_tier(bounds: Sequence[Scopes], tier: str) -> None:

@@ -42,7 +42,7 @@ from gateway.outputs import Output
 from gateway.prices import Prices
 from gateway.settings import Settings
 from gateway.table import LiveTable
-from gateway.targets import HEADER, read_targets, within_bounds
+from gateway.targets import HEADER, read_targets, targets_of
 from gateway.tenants import ApiKey
 from gateway.terms import Closed, Terms
 from gateway.traces import Traces
@@ -285,7 +285,7 @@ class Starter:
             price=price,
             slo=SloTarget()
             if work.prompt_only
-            else within_bounds(arrival.slo, tiers.get(tier, SloTarget()), key.bounds),
+            else targets_of(arrival.slo, tiers.get(tier, SloTarget()), () if tier == BATCH_TIER else key.bounds),
             simulated=self._models.simulated(model.name),
             dimensions=self._dimensions(key, work.dimensions),
             share_group=key.share_group,

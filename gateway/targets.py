@@ -1,8 +1,9 @@
 """Latency targets that a request names for itself: `x-pdgate-slo: ttft=800ms,tpot=40ms,itl_p99=90ms,e2e=20s`. Pure.
 
-Whatever is named replaces the tier's targets as a whole, so that a summary may ask for its end alone. A target
-goes down to what the key or its project allows, else to the tier's own: more loose is always allowed, stricter
-only by agreement. What is asked beyond that is moved to the bound.
+A key or its project may have targets of their own in place of the tier's. Whatever a request names replaces them as
+a whole, so that a summary may ask for its end alone. A target goes down to what the key or its project allows, else
+to the one it replaces: more loose is always allowed, stricter only by agreement. What is asked beyond that is moved
+to the bound.
 """
 
 import re
@@ -39,17 +40,18 @@ def read_targets(header: str) -> SloTarget | None:
     return SloTarget(**found)
 
 
-def within_bounds(asked: SloTarget | None, tier: SloTarget, bounds: Sequence[Scopes]) -> SloTarget:
-    """Return the targets that a request gets: its own within what is allowed, else those of its tier."""
+def targets_of(asked: SloTarget | None, tier: SloTarget, bounds: Sequence[Scopes]) -> SloTarget:
+    """Return the targets that a request gets: its own within what is allowed, else its key's, project's or tier's."""
+    usual = next((scopes.slo for scopes in bounds if scopes.slo is not None), tier)
     if asked is None:
-        return tier
-    ttft_ms = _strictest([scopes.strictest_ttft_ms for scopes in bounds], tier.ttft_ms)
-    tpot_ms = _strictest([scopes.strictest_tpot_ms for scopes in bounds], tier.tpot_ms)
+        return usual
+    ttft_ms = _strictest([scopes.strictest_ttft_ms for scopes in bounds], usual.ttft_ms or tier.ttft_ms)
+    tpot_ms = _strictest([scopes.strictest_tpot_ms for scopes in bounds], usual.tpot_ms or tier.tpot_ms)
     return SloTarget(
         ttft_ms=_at_least(asked.ttft_ms, ttft_ms),
         tpot_ms=_at_least(asked.tpot_ms, tpot_ms),
-        itl_p99_ms=_at_least(asked.itl_p99_ms, tier.itl_p99_ms or tpot_ms),
-        e2e_ms=_at_least(asked.e2e_ms, tier.e2e_ms or ttft_ms),
+        itl_p99_ms=_at_least(asked.itl_p99_ms, usual.itl_p99_ms or tpot_ms),
+        e2e_ms=_at_least(asked.e2e_ms, usual.e2e_ms or ttft_ms),
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from gateway.bounds import Bounds
 from gateway.limits import NO_LIMITS, Limits
 from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
+from gateway.targets import read_targets
 from gateway.tenants import ApiKey, KeyKnown, NoSuchTenant, Tenants, hash_key
 from pdgate.connection import open_database
 from pdgate.output import AsJson, show, show_json
@@ -89,6 +90,10 @@ def create_key(
     tier: Annotated[list[str] | None, typer.Option(help="Only this service tier beside default.")] = None,
     strictest_ttft_ms: Annotated[float | None, typer.Option(help="Strictest TTFT a request may ask for.")] = None,
     strictest_tpot_ms: Annotated[float | None, typer.Option(help="Strictest TPOT a request may ask for.")] = None,
+    slo: Annotated[str, typer.Option(help="Targets in place of the tier's, such as ttft=800ms,e2e=20s.")] = "",
+    local_models: Annotated[
+        bool | None, typer.Option(help="Whether a route's local model may stand in for its primary.")
+    ] = None,
     sees_workers: Annotated[bool, typer.Option(help="Answers name the workers.")] = False,
     hash_identifiers: Annotated[bool, typer.Option(help="Store safety identifiers as keyed hashes.")] = False,
     admin: Annotated[bool, typer.Option(help="May use the admin API.")] = False,
@@ -110,6 +115,8 @@ def create_key(
         tiers=_only(tier),
         strictest_ttft_ms=strictest_ttft_ms,
         strictest_tpot_ms=strictest_tpot_ms,
+        slo=read_targets(slo),
+        local_models=local_models,
         sees_workers=sees_workers,
         hashes_identifiers=hash_identifiers,
     )

@@ -65,18 +65,22 @@ class Ladder:
         """Where the ladder stands."""
         return self._state.rung
 
-    def tick(self) -> None:
-        """Look at the strain. In the first seconds of a term workers are still being found."""
+    def tick(self) -> bool:
+        """Look at the strain and return whether the rung changed.
+
+        In the first seconds of a term workers are still being found.
+        """
         now_s, cluster = self._now_s(), self._registry.cluster()
         pairs = _pairs(cluster)
         self._had_pairs = self._had_pairs or pairs
         if now_s - self._began_s < self._grace_s and not (pairs or _ready(cluster, Role.UNIFIED)):
-            return
+            return False
         self._state, step = climb(self._state, self._strain(cluster, now_s), self._limits, now_s)
         if step.moved:
             self._decisions.climbed(step)
             write = log.warning if step.after > step.before else log.info
             write("degraded", pool=self._pool, before=step.before.label, after=step.after.label, why=step.why.value)
+        return step.moved
 
     def way(self, request: Request, cluster: ClusterView) -> Way:
         """Return what becomes of a request at the moment."""

@@ -210,9 +210,7 @@ class Dispatcher:
         replaces = request.attempt
         request.attempt += 1
         request.placing = True
-        # A pair is a pair whatever the model: who reads the path as such must find both sides.
-        local = request.submit.local and placement.prefill is None
-        request.path = Path.LOCAL if local else placement.path
+        request.path = Path.LOCAL if request.submit.local else placement.path
         request.reason = placement.reason
         request.blocked_by = None
         self._router.placed(request, placement)
@@ -288,7 +286,7 @@ class Dispatcher:
         request.move(RequestState.PREFILLING)
         if not self._send(request):
             return
-        if request.path is not Path.PD:
+        if request.prefill_ref is None:
             request.move(RequestState.DECODING)
         self._notify_placed(request)
 

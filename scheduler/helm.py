@@ -192,10 +192,10 @@ class Helm:
             self.decisions.end()
 
     def _look(self, *, tick: bool, point: bool) -> None:
-        self.ladder.tick()
+        changed = self.ladder.tick()
         if tick:
             self.controller.tick(self._steering)
-        if point:
+        if point or changed:  # gateways send those who agreed to a local model as soon as they see it
             self._outbox.write(add_command(self._pool, self._course.point()))
         self.decisions.workers(list(self._registry.workers()))
         self.decisions.flush()

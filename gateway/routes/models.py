@@ -1,7 +1,9 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
@@ -11,7 +13,7 @@ from gateway.guard import Guard
 from gateway.models import Models
 from gateway.prices import Prices
 from gateway.schemas.answers import ModelList, ModelPrice, ModelView, TierView, money_text
-from gateway.scopes import allows_model
+from gateway.scopes import Scopes, allows_model
 
 
 def model_routes(guard: Guard, models: Models, prices: Prices) -> list[HTTPRouteHandler]:
@@ -42,17 +44,36 @@ def model_routes(guard: Guard, models: Models, prices: Prices) -> list[HTTPRoute
             hand_off=model.hand_off,
         )
 
+    def route_view(name: str) -> ModelView:
+        """Return a route as its primary model, under its own name."""
+        route = models.catalog.routes[name]
+        return msgspec.structs.replace(
+            view(route.primary),
+            id=name,
+            aliases=(),
+            ready=not models.missing(route.primary) or not models.missing(route.local),
+            route=(route.primary, route.local),
+        )
+
+    def allows_route(bounds: Sequence[Scopes], name: str) -> bool:
+        route = models.catalog.routes[name]
+        return allows_model(bounds, route.primary) and allows_model(bounds, route.local)
+
     @get("/v1/models", summary="List the models", operation_id="listModels", tags=["models"])
     async def list_models(request: Request[Any, Any, Any]) -> ModelList:
-        """Return every model with its context length, prices and SLO targets."""
+        """Return every model and route with its context length, prices and SLO targets."""
         key = await guard.key_of(request)
-        return ModelList(data=[view(public) for public in models.catalog.models if allows_model(key.bounds, public)])
+        found = [view(public) for public in models.catalog.models if allows_model(key.bounds, public)]
+        found += [route_view(name) for name in models.catalog.routes if allows_route(key.bounds, name)]
+        return ModelList(data=found)
 
     @get("/v1/models/{model_id:path}", summary="Get a model", operation_id="getModel", tags=["models"])
     async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> ModelView:
-        """Return one model, by its name or an alias."""
+        """Return one model, by its name or an alias, or one route."""
         key = await guard.key_of(request)
         name = model_id.lstrip("/")
+        if name in models.catalog.routes and allows_route(key.bounds, name):
+            return route_view(name)
         found = models.catalog.find(name)
         if found is None or not allows_model(key.bounds, found[0]):
             raise ModelNotFound(name)

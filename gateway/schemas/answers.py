@@ -150,6 +150,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     price: ModelPrice | None
     tiers: Mapping[str, TierView]
     hand_off: str
+    route: Sequence[str] = ()
+    """Of a route: its primary and its local model. Prices and targets are the primary's."""
     object: str = "model"
 
 

@@ -6,7 +6,7 @@ from contracts.errors import BadRequest
 from contracts.slo import SloTarget, Timings, met
 from gateway.gaps import Gaps
 from gateway.scopes import Scopes
-from gateway.targets import read_targets, within_bounds
+from gateway.targets import read_targets, targets_of
 
 TIER = SloTarget(ttft_ms=1000, tpot_ms=50)
 
@@ -26,16 +26,25 @@ def test_what_cannot_be_read_is_refused_by_name(header):
 
 
 def test_named_targets_replace_the_tiers_as_a_whole():
-    assert within_bounds(None, TIER, ()) == TIER
-    assert within_bounds(SloTarget(e2e_ms=30_000), TIER, ()) == SloTarget(e2e_ms=30_000)
+    assert targets_of(None, TIER, ()) == TIER
+    assert targets_of(SloTarget(e2e_ms=30_000), TIER, ()) == SloTarget(e2e_ms=30_000)
 
 
 def test_a_request_may_be_stricter_than_its_tier_only_by_agreement():
     asked = SloTarget(ttft_ms=200, tpot_ms=10)
-    assert within_bounds(asked, TIER, (Scopes(),)) == TIER
+    assert targets_of(asked, TIER, (Scopes(),)) == TIER
     agreed = (Scopes(strictest_ttft_ms=100), Scopes(strictest_ttft_ms=300, strictest_tpot_ms=5))
-    assert within_bounds(asked, TIER, agreed) == SloTarget(ttft_ms=300, tpot_ms=10)
-    assert within_bounds(SloTarget(ttft_ms=5000), TIER, agreed) == SloTarget(ttft_ms=5000)
+    assert targets_of(asked, TIER, agreed) == SloTarget(ttft_ms=300, tpot_ms=10)
+    assert targets_of(SloTarget(ttft_ms=5000), TIER, agreed) == SloTarget(ttft_ms=5000)
+
+
+def test_a_key_or_its_project_may_have_targets_of_its_own_below_what_a_request_names():
+    project = Scopes(slo=SloTarget(e2e_ms=60_000))
+    key = Scopes(slo=SloTarget(ttft_ms=300))
+    assert targets_of(None, TIER, (Scopes(), project)) == SloTarget(e2e_ms=60_000)
+    assert targets_of(None, TIER, (key, project)) == SloTarget(ttft_ms=300)
+    assert targets_of(SloTarget(ttft_ms=200, tpot_ms=10), TIER, (key, project)) == SloTarget(ttft_ms=300, tpot_ms=50)
+    assert targets_of(SloTarget(e2e_ms=9_000), TIER, (Scopes(), project)) == SloTarget(e2e_ms=60_000)
 
 
 def test_the_percentile_of_gaps_is_exact_to_nine_percent():

@@ -9,6 +9,7 @@ from gateway_rig import HELLO, POOL, Rig, eventually, running_rig
 from contracts.catalog import CatalogError, read_catalog
 from contracts.series import Point, add_command
 from contracts.wire import Submit
+from gateway.scopes import Scopes, local_consent
 from tests.conftest import CATALOG
 
 ROUTES = (
@@ -90,6 +91,33 @@ async def test_a_degraded_pool_sends_those_who_agreed_to_the_local_model_and_nob
     await eventually(lambda: routed.gateway.fleet.degraded(POOL))
     assert (await submitted(routed, {**HELLO, "model": "assistant"})).owner.model == "mini"
     assert (await submitted(routed, HELLO)).owner.model == "tiny"
+
+
+async def test_scopes_may_forbid_a_local_model_or_agree_to_it_for_the_primarys_name(routed: Rig):
+    models = routed.gateway.models
+    models._draw = lambda: 0.0
+    assert models.servable("assistant").local
+    assert not models.servable("assistant", local=False).local
+    assert models.servable("assistant", local=False).name == "tiny"
+    assert models.servable("tiny", local=True).name == "tiny"  # the primary is well
+    models._down = lambda public: public == "tiny"
+    assert models.servable("tiny", local=True).name == "mini"
+    assert models.servable("tiny").name == "tiny"
+
+
+def test_a_project_that_forbids_local_models_binds_its_keys():
+    yes, no = Scopes(local_models=True), Scopes(local_models=False)
+    assert local_consent((Scopes(), Scopes())) is None
+    assert local_consent((yes, Scopes())) is True
+    assert local_consent((yes, no)) is False
+
+
+async def test_routes_are_listed_with_their_two_models(routed: Rig):
+    listed = {row["id"]: row for row in (await routed.client.get("/v1/models")).json()["data"]}
+    assert set(listed) == {"tiny", "mini", "assistant", "short"}
+    assert listed["assistant"]["route"] == ["tiny", "mini"]
+    assert listed["tiny"]["route"] == []
+    assert (await routed.client.get("/v1/models/short")).json()["route"] == ["tiny", "mini"]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,31 @@ async def test_what_a_local_model_serves_in_place_of_another_says_so(rig: Rig):
     await eventually(lambda: len(pool.term.book) == 0)
 
 
+async def test_a_pair_may_serve_a_local_model_and_says_so_too(rig: Rig):
+    await rig.pair()
+    gateway = await rig.gateway()
+    await rig.leading(rig.scheduler())
+    request = await gateway.submit(local=True)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await eventually(lambda: request.placed)
+    assert request.placed[0].path is Path.LOCAL
+    assert request.placed[0].prefill is not None
+
+
+async def test_a_step_of_the_ladder_is_in_the_series_at_once(rig: Rig):
+    worker = await rig.worker(Role.UNIFIED)
+    pool = await rig.leading(rig.scheduler(helm=replace(QUICK, point_s=3600.0)))
+    await worker.kill()
+    await eventually(lambda: pool.term.helm.ladder.rung is Rung.LOCAL)
+
+    async def rungs() -> list[str]:
+        return [point.rung for point in await read_series(rig.redis, POOL)]
+
+    async with asyncio.timeout(DEADLINE_S):
+        while await rungs() != ["local"]:  # noqa: ASYNC110 - a stream in Redis has no event here
+            await asyncio.sleep(0.02)
+
+
 async def test_batch_work_is_shed_before_interactive_work(rig: Rig):
     slow = replace(FAST, prefill=PrefillCost(fixed_ms=0.0, per_token_ms=2.0))
     await rig.worker(Role.UNIFIED, slow, max_running=2)
