@@ -17,6 +17,7 @@ from pdgate.connection import data_folder
 from pdgate.correct_usage import correct_usage
 from pdgate.credit_commands import budgets_app, credits_app
 from pdgate.dead_letter_commands import dead_letters
+from pdgate.demo import demo
 from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine
 from pdgate.init import init
@@ -66,6 +67,7 @@ app.add_typer(engine, name="engine")
 app.add_typer(workers, name="workers")
 app.command("init")(init)
 app.command("doctor")(doctor)
+app.command("demo")(demo)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("simulate")(simulate)

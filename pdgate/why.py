@@ -21,7 +21,7 @@ from pdgate.preflight import CannotStart
 from pdgate.story import Bill, Decision, Story, Unknown, rid_of, story_of
 from pdgate.usage import money
 
-_BAR: Final = 48
+_BAR: Final = 36
 _STYLES: Final = {"queue": "yellow", "prefill": "blue", "transfer": "magenta", "decode": "green", "other": "dim"}
 
 Span = tuple[str, float, float, str]
@@ -173,8 +173,8 @@ def _on(worker: str) -> str:
 def _timeline(spans: list[Span]) -> Table:
     whole = max((end for _, _, end, _ in spans), default=0.0) or 1.0
     table = Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("left", "left", "right", "left"):
-        table.add_column(justify=justify, no_wrap=justify != "left")
+    for name in ("phase", "bar", "lasted", "note"):
+        table.add_column(justify="right" if name == "lasted" else "left", no_wrap=name != "note")
     for phase, start, end, note in spans:
         first = min(_BAR - 1, int(start / whole * _BAR))
         length = max(1, round((end - start) / whole * _BAR))
@@ -186,7 +186,7 @@ def _timeline(spans: list[Span]) -> Table:
 
 def _placements(story: Story) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("placed", "path", "workers", "reason", "waited", "hoped cached", "predicted TTFT", "step"):
+    for column in ("placed", "path", "workers", "reason", "waited", "hit hoped", "TTFT guess", "step"):
         table.add_column(column)
     for number, decision in enumerate(story.decisions):
         table.add_row(*_placement(decision), end_section=number == len(story.decisions) - 1)
@@ -231,7 +231,7 @@ def _attempts(story: Story) -> Table:
         table.add_row(
             f"attempt {row.attempt}" + (f" sample {row.sample}" if row.sample else ""),
             row.phase,
-            f"{row.worker} (life {row.worker_epoch})",
+            row.worker,
             row.reason,
             f"{row.prompt_tokens:,}",
             f"{row.cached_tokens:,}",

@@ -86,20 +86,32 @@ def drain(
     typer.echo(f"{worker_id} " + ("takes requests again" if off else "drains"))
 
 
+async def order_role(redis: Redis, pool: str, worker_id: str, role: Role) -> Answer:
+    """Ask the pool's leader to give a worker another role, and wait. Raises CannotStart without a leader."""
+    return await _sent(redis, pool, _order_of(worker_id, "role", role))
+
+
 async def _order(worker_id: str, what: Literal["role", "drain", "undrain"], role: Role | None, file: Any) -> Answer:
     catalog = read_models(file or catalog_file())
-    order = Order(
-        order_id=uuid.uuid4().hex, worker_id=worker_id, what=what, role=role, asked_unix_ms=int(time.time() * 1000)
-    )
     async with open_redis() as redis:
         for pool in catalog.pools:
             if any(w.worker_id == worker_id for w in await alive_workers(redis, pool)):
-                await redis.xadd(orders(pool), {FIELD: encode(order)}, maxlen=MAX_ORDERS)
-                got: Any = await redis.blpop([answer(pool, order.order_id)], timeout=ANSWER_S)
-                if got is None:
-                    raise CannotStart("no scheduler has answered: does one run?")
-                return msgspec.msgpack.decode(got[1], type=Answer)
+                return await _sent(redis, pool, _order_of(worker_id, what, role))
     raise CannotStart(f"no worker {worker_id!r} is alive; `pdgate workers` lists them")
+
+
+def _order_of(worker_id: str, what: Literal["role", "drain", "undrain"], role: Role | None) -> Order:
+    return Order(
+        order_id=uuid.uuid4().hex, worker_id=worker_id, what=what, role=role, asked_unix_ms=int(time.time() * 1000)
+    )
+
+
+async def _sent(redis: Redis, pool: str, order: Order) -> Answer:
+    await redis.xadd(orders(pool), {FIELD: encode(order)}, maxlen=MAX_ORDERS)
+    got: Any = await redis.blpop([answer(pool, order.order_id)], timeout=ANSWER_S)
+    if got is None:
+        raise CannotStart("no scheduler has answered: does one run?")
+    return msgspec.msgpack.decode(got[1], type=Answer)
 
 
 async def alive_workers(redis: Redis, pool: str) -> Sequence[Registration]:
