@@ -16,8 +16,26 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import money_tables as m
 from billing import tables as t
+from billing.budgets import Budget, budgets_of
+from billing.credits import Grant, grants_of
+from billing.invoice_book import Invoice, find_invoice, list_invoices, outstanding
 from billing.moments import moment, unix_ms
-from billing.prices import map_price
+from billing.money_queries import BudgetUse, Delivery, budget_uses, deliveries, invoice_document
+from billing.portal_queries import (
+    EXPLORED,
+    Earned,
+    Explored,
+    Health,
+    Span,
+    Worked,
+    earned_across_tenants,
+    explore,
+    health,
+    health_across_tenants,
+    worked_across_tenants,
+)
+from billing.prices import PriceVersion, list_prices, map_price
+from billing.profiles import Profile, find_profile
 from billing.usage_queries import (
     COST_DIMENSIONS,
     USAGE_DIMENSIONS,
@@ -34,28 +52,58 @@ from contracts.slo import Timings
 
 __all__ = [
     "COST_DIMENSIONS",
+    "EXPLORED",
     "USAGE_DIMENSIONS",
     "WIDTHS_S",
     "Asked",
     "AttemptRow",
+    "Budget",
+    "BudgetUse",
     "CostResult",
+    "Delivery",
+    "Earned",
+    "Explored",
+    "Grant",
+    "Health",
+    "Invoice",
     "MeterRow",
+    "PriceVersion",
+    "Profile",
+    "RequestFilter",
     "RequestRow",
+    "Span",
     "UsageResult",
     "UsageTotal",
+    "Worked",
     "attempts_across_tenants",
+    "budget_uses",
     "budgeted_scopes",
+    "budgets_of",
     "cost_buckets",
     "current_prices",
+    "deliveries",
+    "earned_across_tenants",
+    "explore",
+    "find_invoice",
+    "find_profile",
     "find_request",
     "find_request_across_tenants",
+    "grants_of",
+    "health",
+    "health_across_tenants",
+    "invoice_document",
+    "list_invoices",
+    "list_prices",
+    "outstanding",
     "price_in_force",
     "recent_requests",
     "recent_requests_across_tenants",
+    "search_requests",
     "share_group",
     "usage_buckets",
     "usage_totals",
     "usage_totals_across_tenants",
+    "worked_across_tenants",
 ]
 
 _FINE_SPAN_MS = 3_600_000
@@ -250,6 +298,39 @@ async def attempts_across_tenants(conn: AsyncConnection, rid: str) -> list[Attem
 async def recent_requests(conn: AsyncConnection, tenant: str, since_ms: int, limit: int = 20) -> list[RequestRow]:
     """Return the organisation's newest requests since a moment (Unix ms), newest first."""
     return await _recent(conn, since_ms, limit, t.request.c.organisation == tenant)
+
+
+class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests of an organisation; None and empty let everything through. `before`: moment and id of the last."""
+
+    since_ms: int
+    before: tuple[int, str] | None = None
+    project: str = ""
+    key_id: str = ""
+    model: str = ""
+    path: str = ""
+    outcome: str = ""
+    missed: bool = False  # only those that missed a target
+
+
+async def search_requests(
+    conn: AsyncConnection, tenant: str, wanted: RequestFilter, *, limit: int
+) -> Sequence[RequestRow]:
+    """Return an organisation's requests that a filter lets through, newest first. Raises ValueError: no such id."""
+    r = t.request.c
+    where = [r.organisation == tenant]
+    for column, value in (
+        (r.project, wanted.project), (r.key_id, wanted.key_id), (r.model, wanted.model), (r.path, wanted.path),
+        (r.outcome, wanted.outcome),
+    ):  # fmt: skip
+        if value:
+            where.append(column == value)
+    if wanted.missed:
+        where.append(r.slo_met.is_(False))
+    if wanted.before is not None:
+        at_ms, rid = wanted.before
+        where.append(sa.tuple_(r.at, r.request_id) < sa.tuple_(moment(at_ms), uuid.UUID(rid)))
+    return await _recent(conn, wanted.since_ms, limit, *where)
 
 
 async def recent_requests_across_tenants(conn: AsyncConnection, since_ms: int, limit: int = 20) -> list[RequestRow]:

@@ -75,7 +75,7 @@ async def usage_buckets(conn: AsyncConnection, tenant: str, asked: Asked) -> Seq
     fine = asked.width_s < WIDTHS_S["1h"] or "user_id" in asked.group_by or asked.users
     source, at = _records(tenant, asked) if fine else _rollup(tenant, asked)
     groups = [source.c[_COLUMN[name]].label(name) for name in asked.group_by]
-    bucket = _bucket(at, asked.width_s)
+    bucket = bucket_of(at, asked.width_s)
 
     def tokens(meter: str) -> sa.ColumnElement[Any]:
         return sa.func.coalesce(sa.func.sum(source.c.tokens).filter(source.c.meter == meter), 0)
@@ -111,7 +111,7 @@ async def cost_buckets(conn: AsyncConnection, tenant: str, asked: Asked) -> Sequ
         usage = usage.where(h.project.in_(asked.projects))
     both: Any = usage if asked.projects else sa.union_all(usage, _other_charges(tenant, asked))
     source = both.subquery()
-    bucket = _bucket(source.c.at, asked.width_s)
+    bucket = bucket_of(source.c.at, asked.width_s)
     groups = [source.c[name] for name in asked.group_by]
     query = (
         sa.select(bucket.label("start_s"), *groups, sa.func.sum(source.c.cost).label("cost"))
@@ -182,7 +182,7 @@ def _filters(columns: Any, asked: Asked) -> list[sa.ColumnElement[bool]]:
     return found
 
 
-def _bucket(at: sa.ColumnElement[datetime], width_s: int) -> sa.ColumnElement[Any]:
+def bucket_of(at: sa.ColumnElement[datetime], width_s: int) -> sa.ColumnElement[Any]:
     """Return the start of the bucket of a moment, Unix seconds."""
     width: sa.ColumnElement[int] = sa.literal_column(str(width_s))
     return sa.func.floor(sa.extract("epoch", at) / width) * width
