@@ -13,12 +13,13 @@ ARGS ?=
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{sub(/:.*/, "", $$1); printf "  %-8s %s\n", $$1, $$2}'
 
-$(VENV)/.base: requirements/base.txt pyproject.toml
+$(VENV)/.base: requirements/base.txt pyproject.toml gateway/portal/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pdgate needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Set PYTHON=python3.12, say.")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "pdgate: '$(PYTHON) -m venv' failed: install your distribution's python3-venv" >&2; exit 2; }
 	@echo "Installing pdgate into $(VENV) …"
 	@$(PIP) --no-deps -r requirements/base.txt
 	@$(PIP) --no-deps -e .
+	@$(BIN)/python -m gateway.portal.frontend
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.base

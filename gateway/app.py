@@ -52,6 +52,9 @@ from gateway.openapi import describe_errors
 from gateway.outage import Outage
 from gateway.patience import Patience
 from gateway.portal.portal import Portal
+from gateway.portal.views import view_routes
+from gateway.portal.views.desk import Desk
+from gateway.portal.views.playground import playground_routes
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
 from gateway.purse import Purse, Spender
@@ -116,6 +119,7 @@ class Gateway:
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
         self.gateway_id = gateway_id
+        self.catalog = catalog
         self.redis = _redis(settings.redis_url)
         # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
         self.requests = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
@@ -333,7 +337,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     """
     edge = Edge(telemetry.instruments)
     app = Litestar(
-        route_handlers=[*describe_errors(_routes(gateway, telemetry)), gateway.portal.router()],
+        route_handlers=[*describe_errors(_routes(gateway, telemetry)), gateway.portal.router(_views(gateway, edge))],
         exception_handlers={
             ServingError: edge.serving_error,
             HTTPException: edge.http_error,
@@ -359,6 +363,21 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         timeout_s=gateway.settings.request_timeout_s,
     )
     return answer_head(once)
+
+
+def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
+    desk = Desk(
+        gateway.portal.door,
+        gateway.portal.pages,
+        gateway.engine,
+        gateway.redis,
+        gateway.catalog,
+        lookup=gateway.lookup,
+        fleet=gateway.fleet,
+        prices=gateway.prices,
+    )
+    playground = playground_routes(desk, gateway.starter, gateway.chat, gateway.answers, gateway.auth, edge)
+    return view_routes(desk, playground)
 
 
 def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:

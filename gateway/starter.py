@@ -207,6 +207,21 @@ class Starter:
             batch=True,
         )
 
+    def arrive_here(
+        self, key: ApiKey, body: bytes, endpoint: str, *, reload_key: Callable[[], Awaitable[ApiKey]]
+    ) -> Arrival:
+        """Return what a page of ours asks in the name of `key` as a request that arrives now."""
+        now_ms = self._prices.now_ms()
+        return Arrival(
+            rid=new_rid(now_ms),
+            key=key,
+            reload_key=reload_key,
+            body=body,
+            arrived_unix_ms=now_ms,
+            arrived_s=time.monotonic(),
+            route=endpoint,
+        )
+
     async def start(self, arrival: Arrival, work: Work, outputs: Sequence[Output]) -> Started:
         """Admit a work and write it to the inbox; prompt i writes to output i. Raises one of contracts.errors."""
         model = work.model

@@ -13,6 +13,9 @@ from contracts.errors import BadRequest, DependencyDown, NotFound, ServingError
 from gateway.auth import DATABASE_ERRORS
 from gateway.errors import error_headers
 from gateway.portal.door import SIGN_IN, AnyRequest, Door, SignInNeeded, Visit
+from gateway.portal.figures import FILTERS
+from gateway.portal.navigation import menu_of
+from gateway.portal.shelf import Shelf
 
 log = structlog.get_logger()
 
@@ -22,7 +25,7 @@ _SEE_OTHER: Final = 303
 class Pages:
     """Templates of the portal."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, shelf: Shelf) -> None:
         self._door = door
         self.templates = Environment(
             loader=PackageLoader("gateway.portal"),
@@ -31,6 +34,8 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        self.templates.filters.update(FILTERS)
+        self.templates.globals.update(menu=menu_of, asset=shelf.address)
 
     def page(
         self, request: AnyRequest, template: str, *, visit: Visit | None = None, status: int = 200, **values: Any

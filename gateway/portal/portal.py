@@ -1,8 +1,9 @@
 """The one place that builds the portal: its parts and its router."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from litestar import Request, Response, Router, get
+from litestar import Router
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -13,6 +14,7 @@ from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import People
 from gateway.portal.sessions import Sessions
+from gateway.portal.shelf import Shelf, shelf_routes
 from gateway.portal.sign_in import SignIn, sign_in_routes
 from gateway.portal.transport import Transport
 from gateway.settings import Settings
@@ -28,23 +30,19 @@ class Portal:
         self.sessions = Sessions(redis, idle_s=settings.session_idle_s, absolute_s=settings.session_absolute_s)
         self.passwords = Passwords()
         self.door = Door(self.sessions, self.people, self.transport)
-        self.pages = Pages(self.door)
+        self.shelf = Shelf()
+        self.pages = Pages(self.door, self.shelf)
         self.sign_in = SignIn(self.door, self.pages, self.links, self.passwords, Tries(redis))
 
-    def router(self) -> Router:
-        """Return every page, behind the guard of the transport."""
-
-        @get("/portal")
-        async def overview(request: Request[Any, Any, Any]) -> Response[str]:
-            """Show where somebody is."""
-            return self.pages.page(request, "overview.html", visit=await self.door.enter(request))
+    def router(self, views: Sequence[HTTPRouteHandler]) -> Router:
+        """Return every page, behind the guard of the transport. `views`: those of who is signed in."""
 
         def guard(app: ASGIApp) -> ASGIApp:  # a function: see Pages.error_handlers
             return self.transport.guard_pages(app)
 
         return Router(
             "/",
-            route_handlers=[overview, *sign_in_routes(self.sign_in)],
+            route_handlers=[*views, *shelf_routes(self.shelf), *sign_in_routes(self.sign_in)],
             middleware=[guard],
             exception_handlers=self.pages.error_handlers(),
             include_in_schema=False,

@@ -3,3 +3,24 @@
 Each handler enters with the right that its page needs, reads for the visit's organisation alone, and shows a template.
 What is in the address says what is shown, so that links can be shared.
 """
+
+from collections.abc import Sequence
+
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.portal.views.desk import Desk
+from gateway.portal.views.keys import key_view_routes
+from gateway.portal.views.overview import overview_routes
+from gateway.portal.views.requests import request_view_routes
+from gateway.portal.views.usage import usage_view_routes
+
+
+def view_routes(desk: Desk, playground: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """Return the handlers of every view."""
+    return [
+        *overview_routes(desk),
+        *usage_view_routes(desk),
+        *request_view_routes(desk),
+        *key_view_routes(desk),
+        *playground,
+    ]

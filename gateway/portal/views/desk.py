@@ -15,6 +15,7 @@ from contracts.rating import Price
 from gateway.fleet import Fleet
 from gateway.lookup import Lookup
 from gateway.portal.door import AnyRequest, Door, Visit
+from gateway.portal.figures import NOTHING
 from gateway.portal.pages import Pages
 from gateway.portal.roles import Right
 from gateway.prices import Prices
@@ -95,4 +96,4 @@ class Names:
     def of(self, dimension: str, label: str | None) -> str:
         """Return what a value of a dimension is called."""
         known = {"project": self.projects, "key": self.keys}.get(dimension, {})
-        return known.get(label or "", label or "–")
+        return known.get(label or "", label or NOTHING)

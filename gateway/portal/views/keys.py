@@ -7,13 +7,14 @@ from typing import Any, Final
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from contracts.errors import BadRequest, NotFound
 from gateway.limits import Limits
 from gateway.portal.door import AnyRequest, Visit
+from gateway.portal.figures import short
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
-from gateway.portal.views.figures import short
 from gateway.tenants import NoSuchTenant, publish_key_state
 
 OVERLAP: Final = dt.timedelta(hours=1)
@@ -93,7 +94,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         return await page(request, visit, secret=Secret(name=key.name, plaintext=plaintext))
 
     @post("/portal/keys/{key_id:str}/rotate", status_code=200)
-    async def rotate_key(request: Request[Any, Any, Any], key_id: str) -> Response[str]:
+    async def rotate_key(request: Request[Any, Any, Any], key_id: FromPath[str]) -> Response[str]:
         """Give a key a new secret and show it, this once; the old one works an hour more."""
         visit = await desk.enter(request, Right.KEYS)
         await desk.door.form(request, visit)
@@ -106,7 +107,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         return await page(request, visit, secret=Secret(name=key.name, plaintext=plaintext, old_until=until))
 
     @post("/portal/keys/{key_id:str}/revoke", status_code=200)
-    async def revoke_key(request: Request[Any, Any, Any], key_id: str) -> Response[str]:
+    async def revoke_key(request: Request[Any, Any, Any], key_id: FromPath[str]) -> Response[str]:
         """Revoke a key: at once, everywhere."""
         visit = await desk.enter(request, Right.KEYS)
         await desk.door.form(request, visit)

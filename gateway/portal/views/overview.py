@@ -7,10 +7,10 @@ from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from billing import queries
+from gateway.portal.figures import METERS
 from gateway.portal.roles import Right
 from gateway.portal.views.charts import Chart, Series, by_group, in_order
 from gateway.portal.views.desk import Desk
-from gateway.portal.views.figures import METERS
 from gateway.portal.views.ranges import CHOICES, Range, range_of
 from gateway.portal.views.requests import meters_of
 from gateway.portal.views.totals import total_of
@@ -73,10 +73,15 @@ def _charts(chosen: Range, used: Sequence[queries.Explored], went: Sequence[quer
         Series(name="Half below", values=figures(lambda one: one.ttft_p50_ms, None)),
         Series(name="95 % below", values=figures(lambda one: one.ttft_p95_ms, None)),
     ]
+    between = [
+        Series(name="Half below", values=figures(lambda one: one.tpot_p50_ms, None)),
+        Series(name="95 % below", values=figures(lambda one: one.tpot_p95_ms, None)),
+    ]
     met = [Series(name="Targets met", values=figures(lambda one: one.attainment, None))]
     return [
         Chart(id="tokens", title="Tokens by meter", unit="count", times=times, series=tokens, stacked=True),
         Chart(id="requests", title="Requests", unit="count", times=times, series=ends, stacked=True),
         Chart(id="attainment", title="Requests that met their targets", unit="percent", times=times, series=met),
         Chart(id="ttft", title="Time to first token", unit="ms", times=times, series=first),
+        Chart(id="tpot", title="Time per token after the first", unit="ms", times=times, series=between),
     ]

@@ -1,4 +1,4 @@
-"""The time that a page is about: from the query parameter `range`, in whole buckets, with the period before it. Pure."""
+"""The time that a page is about: from the query, in whole buckets, with the time before. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -41,7 +41,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 def range_of(name: str | None, now_s: float) -> Range:
     """Return the range of a name, the usual one for a name that is none; it ends with the bucket that runs."""
-    chosen = name if name in CHOICES else USUAL
+    chosen = name if name is not None and name in CHOICES else USUAL
     words, length_s, width_s = CHOICES[chosen]
     end_s = (int(now_s) // width_s + 1) * width_s
     return Range(name=chosen, words=words, span=Span(start_s=end_s - length_s, end_s=end_s, width_s=width_s))

@@ -6,12 +6,13 @@ from typing import Any, Final
 import msgspec
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from billing import queries
 from contracts.errors import BadRequest
+from gateway.portal.figures import PATHS
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk, Names
-from gateway.portal.views.figures import PATHS
 from gateway.portal.views.ranges import CHOICES, range_of
 from gateway.schemas.answers import RequestTimings, RequestView
 
@@ -127,7 +128,7 @@ def request_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         return desk.pages.go(request, f"/portal/requests/{found.id}")
 
     @get("/portal/requests/{rid:str}")
-    async def get_request(request: Request[Any, Any, Any], rid: str) -> Response[str]:
+    async def get_request(request: Request[Any, Any, Any], rid: FromPath[str]) -> Response[str]:
         """Show one request of this organisation. Raises NotFound."""
         visit = await desk.enter(request, Right.USAGE)
         found = await desk.lookup.find(visit.tenant, rid)
@@ -144,7 +145,7 @@ def request_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         )
 
     @get("/portal/requests/{rid:str}/receipt")
-    async def get_receipt(request: Request[Any, Any, Any], rid: str) -> Response[str]:
+    async def get_receipt(request: Request[Any, Any, Any], rid: FromPath[str]) -> Response[str]:
         """Return what a request cost, line by line, as a part of a page; `x-settled: 1` once that is final."""
         visit = await desk.enter(request, Right.COSTS)
         found = await desk.lookup.find(visit.tenant, rid)

@@ -11,10 +11,10 @@ from litestar.handlers import HTTPRouteHandler
 
 from billing import queries
 from gateway.portal.door import AnyRequest, Visit
+from gateway.portal.figures import METERS, NOTHING, PATHS
 from gateway.portal.roles import Right
 from gateway.portal.views.charts import Chart, by_group, in_order
 from gateway.portal.views.desk import Desk, Names
-from gateway.portal.views.figures import METERS, PATHS
 from gateway.portal.views.ranges import CHOICES, Range, range_of
 from gateway.schemas.answers import money_text
 
@@ -133,7 +133,7 @@ def _question(request: AnyRequest, visit: Visit, desk: Desk) -> Question:
 
 def _named(by: str, label: str | None, names: Names) -> str:
     if by == "meter":
-        return METERS.get(label or "", label or "–")
+        return METERS.get(label or "", label or NOTHING)
     if by == "path":
         return PATHS.get(label or "", "Not placed")
     return names.of(by, label)

@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from contracts.errors import NotFound
 
-STATIC: Final = Path(__file__).parent.parent / "static"
+STATIC: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_GOOD: Final = "public, max-age=31536000, immutable"
 
@@ -58,7 +59,7 @@ def shelf_routes(shelf: Shelf) -> list[HTTPRouteHandler]:
     """Return the handler of files; they are the same for everybody, so nobody has to be signed in."""
 
     @get("/portal/static/{name:path}")
-    async def get_asset(request: Request, name: str) -> Response[bytes]:  # type: ignore[type-arg]
+    async def get_asset(request: Request, name: FromPath[str]) -> Response[bytes]:  # type: ignore[type-arg]
         """Return a script or a style."""
         asset = shelf.find(name.lstrip("/"))
         fresh = request.query_params.get("v") == asset.tag

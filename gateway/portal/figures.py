@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.schemas.answers import money_text
 
-NOTHING: Final = "–"
+NOTHING: Final = "\u2013"
 METERS: Final[Mapping[str, str]] = {
     "prefill_computed": "Prefill, computed",
     "prefill_cached": "Prefill, cached",
@@ -81,7 +81,8 @@ def change(now: float | None, before: float | None) -> str:
     """Return how a figure differs from the one before, in percent; empty when there is nothing to compare with."""
     if not before or now is None:
         return ""
-    return f"{(now - before) / before * 100:+.0f}\u00a0%"
+    times = now / before
+    return f"{(times - 1) * 100:+.0f}\u00a0%" if times < 10 else f"\u00d7\u202f{short(times)}"
 
 
 def iso(at: dt.datetime | float | None) -> str:

@@ -1,0 +1,27 @@
+"""A gateway with people and a week of their requests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from contracts.catalog import Catalog
+from tests.gateway.gateway_rig import running_rig
+from tests.portal.portal_rig import PortalRig
+
+
+@pytest.fixture
+async def portal(
+    redis_url: str, database_url: str, catalog_file: Path, catalog: Catalog, models_dir: Path, tmp_path: Path
+) -> AsyncIterator[PortalRig]:
+    async with running_rig(
+        redis_url=redis_url,
+        database_url=database_url,
+        catalog_file=catalog_file,
+        catalog=catalog,
+        models_dir=models_dir,
+        journal_dir=tmp_path / "journal",
+    ) as running:
+        rig = PortalRig(running)
+        yield rig
+        await rig.close()
