@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from litestar import Response
@@ -19,6 +19,7 @@ from gateway.portal.figures import NOTHING
 from gateway.portal.pages import Pages
 from gateway.portal.roles import Right
 from gateway.prices import Prices
+from gateway.tenant_read import tenant_read
 from gateway.tenants import ApiKey, Project, Tenants
 
 
@@ -53,9 +54,13 @@ class Desk:
         """Return who makes a request, if they have the right to."""
         return await self.door.enter(request, right)
 
+    def reading(self, visit: Visit) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Return a connection that reads as the visit's organisation: the database shows it no other's rows."""
+        return tenant_read(self.engine, visit.tenant)
+
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Return a connection to read with; it changes nothing."""
+    async def reading_across_tenants(self) -> AsyncIterator[AsyncConnection]:
+        """Return a connection for pages of operators."""
         async with self.engine.connect() as db:
             yield db
 

@@ -27,7 +27,7 @@ def overview_routes(desk: Desk) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.READ)
         chosen = range_of(request.query_params.get("range"), desk.now_s())
         tenant = visit.tenant
-        async with desk.reading() as db:
+        async with desk.reading(visit) as db:
             used = await queries.explore(db, tenant, chosen.span, dimension="meter", only={})
             went = await queries.health(db, tenant, chosen.span)
             used_before = await queries.explore(db, tenant, chosen.before, dimension=None, only={})

@@ -103,7 +103,7 @@ def request_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             missed=query.get("targets") == "missed",
         )
         names = await desk.names(visit.tenant)
-        async with desk.reading() as db:
+        async with desk.reading(visit) as db:
             rows = await queries.search_requests(db, visit.tenant, wanted, limit=PAGE + 1)
         last = rows[PAGE - 1] if len(rows) > PAGE else None
         return desk.show(

@@ -67,7 +67,7 @@ def usage_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.USAGE)
         asked = _question(request, visit, desk)
         names = await desk.names(visit.tenant)
-        async with desk.reading() as db:
+        async with desk.reading(visit) as db:
             used = await queries.explore(db, visit.tenant, asked.range.span, dimension=asked.by, only=asked.only)
             before: Sequence[queries.Explored] = ()
             if asked.compare:
@@ -105,7 +105,7 @@ def usage_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.USAGE)
         asked = _question(request, visit, desk)
         names = await desk.names(visit.tenant)
-        async with desk.reading() as db:
+        async with desk.reading(visit) as db:
             used = await queries.explore(db, visit.tenant, asked.range.span, dimension=asked.by, only=asked.only)
         return Response(
             _csv(asked, used, names, costs=visit.may(Right.COSTS), currency=desk.catalog.currency),
