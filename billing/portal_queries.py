@@ -195,14 +195,14 @@ async def earned_across_tenants(conn: AsyncConnection, span: Span) -> Sequence[E
 async def worked_across_tenants(conn: AsyncConnection, span: Span) -> Sequence[Worked]:
     """Return the workers' seconds by organisation, model and phase; unified workers count by the phase they did."""
     a, r = t.attempt_cost.c, t.request.c
-    seconds = sa.func.sum(a.compute_ms) / 1000.0
+    summed = sa.func.sum(a.compute_ms)
     query = (
         sa.select(
             r.organisation,
             r.model,
             a.phase,
-            sa.func.coalesce(seconds, 0.0).label("busy_s"),
-            sa.func.coalesce(seconds.filter(a.attempt < r.attempts), 0.0).label("retried_s"),
+            (sa.func.coalesce(summed, 0.0) / 1000.0).label("busy_s"),
+            (sa.func.coalesce(summed.filter(a.attempt < r.attempts), 0.0) / 1000.0).label("retried_s"),
         )
         .select_from(t.attempt_cost.join(t.request, sa.and_(a.request_id == r.request_id, a.at == r.at)))
         .where(a.at >= moment(span.start_s * 1000), a.at < moment(span.end_s * 1000))
