@@ -144,6 +144,11 @@ def steering(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:steering"
 
 
+def learned(pool: str) -> str:
+    """Return what the pool's leader has learned and decided, for the next one (scheduler.legacy.Legacy, msgpack)."""
+    return f"pdgate:{{m:{pool}}}:learned"
+
+
 def pool_workers(pool: str) -> str:
     """Return the sorted set of worker ids by lease expiry in Unix ms."""
     return f"pdgate:{{m:{pool}}}:workers"

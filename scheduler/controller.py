@@ -41,6 +41,14 @@ _SETTLES_WITHIN_S = 15.0
 _MOVING = (WorkerState.DRAINING, WorkerState.SWITCHING)
 
 
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller hands to the next leader's: gains, the last move, how the demand changed."""
+
+    state: RatioState
+    segments: tuple[Demand, ...]
+    alarms_ago_s: tuple[float, ...]
+
+
 class Actuator(Protocol):
     """Who changes workers' roles."""
 
@@ -98,6 +106,31 @@ class RatioController:
         """The last decision of the term."""
         self.demand: Demand | None = None
         """What the last decision was made on."""
+
+    # -- from leader to leader -----------------------------------------------------------------------
+
+    def decided(self) -> Decided:
+        """Return what was learned and done, its times as ages."""
+        now_s, state = self._now_s(), self._state
+        return Decided(
+            state=msgspec.structs.replace(
+                state, last_tick_s=_aged(state.last_tick_s, now_s), last_move_s=_aged(state.last_move_s, now_s)
+            ),
+            segments=tuple(self._demand.segments),
+            alarms_ago_s=tuple(now_s - at_s for at_s in self._demand.alarms_s),
+        )
+
+    def restore(self, decided: Decided, *, ago_s: float) -> None:
+        """Go on where a former leader stopped, so many seconds ago. Before the first tick."""
+        now_s, state = self._now_s(), decided.state
+        self._state = msgspec.structs.replace(
+            state,
+            last_tick_s=now_s,  # nobody looked meanwhile, and gains learn from what is seen
+            last_move_s=now_s - ago_s - state.last_move_s if state.last_move_s is not None else None,
+            favoured=None,
+            favoured_ticks=0,
+        )
+        self._demand.restore(decided.segments, [now_s - ago_s - age_s for age_s in decided.alarms_ago_s])
 
     # -- what happens --------------------------------------------------------------------------------
 
@@ -245,6 +278,10 @@ class RatioController:
                     left_ms = request.sized.generous_output * step_ms - since_ms
                     longest_ms = max(longest_ms, left_ms, 0.3 * since_ms)
         return longest_ms / 1000
+
+
+def _aged(at_s: float | None, now_s: float) -> float | None:
+    return now_s - at_s if at_s is not None else None
 
 
 def _flip(move: Move, why: str, *, done: bool) -> Flip:

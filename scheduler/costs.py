@@ -9,7 +9,7 @@ import msgspec
 from contracts.lifecycle import Role
 from contracts.perf import DEFAULT_LATENCY, LatencyModel
 from contracts.v1 import worker_pb2 as pb
-from scheduler.policy.fit import LatencyFit
+from scheduler.policy.fit import FitState, LatencyFit
 from scheduler.profile import PoolProfile
 from scheduler.worker import Worker
 
@@ -40,6 +40,15 @@ class Costs:
     def latency(self) -> LatencyModel:
         """Return the costs as believed at the moment."""
         return self._fit.model
+
+    @property
+    def state(self) -> FitState:
+        """What was learned, for the next leader."""
+        return self._fit.state
+
+    def restore(self, state: FitState) -> None:
+        """Take over what a former leader learned: a standby sees no prompts computed."""
+        self._fit.restore(state)
 
     def known(self) -> bool:
         """Whether predictions rest on something: a statement, or enough measurements of both phases."""

@@ -65,6 +65,10 @@ class Ladder:
         """Where the ladder stands."""
         return self._state.rung
 
+    def restore(self, rung: Rung) -> None:
+        """Begin on a former leader's rung: from there it comes down as always, if all is well."""
+        self._state = LadderState(rung=rung)
+
     def tick(self) -> bool:
         """Look at the strain and return whether the rung changed.
 

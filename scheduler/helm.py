@@ -32,6 +32,7 @@ from scheduler.controller import RatioController
 from scheduler.course import Course
 from scheduler.decision_log import DecisionLog
 from scheduler.degrade import Ladder
+from scheduler.legacy import save_command, take_over
 from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.decisions import Head
@@ -166,6 +167,10 @@ class Helm:
     def _flipped(self, move: Move, why: str, result: FlipResult) -> None:
         self.controller.flipped(move, why, done=result.ok)
 
+    async def begin(self) -> None:
+        """Take over what the former leader knew. Before the term serves anybody."""
+        await take_over(self._redis, self._pool, self._memory, self.controller, self.ladder)
+
     # -- the loop ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -197,6 +202,7 @@ class Helm:
             self.controller.tick(self._steering)
         if point or changed:  # gateways send those who agreed to a local model as soon as they see it
             self._outbox.write(add_command(self._pool, self._course.point()))
+            self._outbox.write(save_command(self._pool, self._memory, self.controller, self.ladder))
         self.decisions.workers(list(self._registry.workers()))
         self.decisions.flush()
 

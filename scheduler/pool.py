@@ -293,6 +293,7 @@ class Term:
             tasks.create_task(self._lease.hold())
             tasks.create_task(self._watch_deposed())
             self._registry.lead(self._lease.epoch, self.takeover)
+            await self.helm.begin()
             await self._take_over()
             tasks.create_task(self.outbox.run())
             tasks.create_task(self.dispatcher.run())

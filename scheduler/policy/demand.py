@@ -124,6 +124,11 @@ class DemandWindow:
         self.alarms_s: deque[float] = deque(maxlen=16)
         """When the demand changed, the latest last."""
 
+    def restore(self, segments: Sequence[Demand], alarms_s: Sequence[float]) -> None:
+        """Take over what an earlier window has seen change, on this clock. Before anything was observed."""
+        self._segments.extend(segments)
+        self.alarms_s.extend(alarms_s)
+
     @property
     def segments(self) -> Sequence[Demand]:
         """Demands of the segments that have ended, the latest last."""

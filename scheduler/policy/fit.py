@@ -19,6 +19,23 @@ _HIGHEST_VARIANCE = 1e6
 _STATED_BOUNDS, _ASSUMED_BOUNDS = (0.5, 1.5), (1e-3, 1e4)
 
 
+class RlsState(msgspec.Struct, frozen=True):
+    """One estimate, for another process."""
+
+    multiples: list[float]
+    seen: int
+    p: list[list[float]]
+    variance: float
+
+
+class FitState(msgspec.Struct, frozen=True):
+    """A fit, for another process: of use only around the same prior."""
+
+    prior: LatencyModel
+    prefill: RlsState
+    decode: RlsState
+
+
 class Rls:
     """Multiples of prior coefficients, for y = sum of multiple_i * x_i."""
 
@@ -53,6 +70,17 @@ class Rls:
             row[i] = min(row[i], _HIGHEST_VARIANCE)
         self.seen += 1
 
+    @property
+    def state(self) -> RlsState:
+        """The estimate as it is."""
+        return RlsState(list(self.multiples), self.seen, [list(row) for row in self._p], self._variance)
+
+    def restore(self, state: RlsState) -> None:
+        """Take over an estimate that has seen more."""
+        if state.seen > self.seen and len(state.multiples) == len(self.multiples):
+            self.multiples, self.seen = list(state.multiples), state.seen
+            self._p, self._variance = [list(row) for row in state.p], state.variance
+
 
 class LatencyFit:
     """The latency model of a pool's workers, as far as it is known.
@@ -76,6 +104,18 @@ class LatencyFit:
     def num_seen(self) -> tuple[int, int]:
         """Measurements of prompts, of decode steps."""
         return self._prefill.seen, self._decode.seen
+
+    @property
+    def state(self) -> FitState:
+        """The fit as it is."""
+        return FitState(self.prior, self._prefill.state, self._decode.state)
+
+    def restore(self, state: FitState) -> None:
+        """Take over what another fit around the same prior has seen more of."""
+        if state.prior == self.prior:
+            self._prefill.restore(state.prefill)
+            self._decode.restore(state.decode)
+            self._update()
 
     def prompt(self, *, uncached_tokens: int, cached_tokens: int, compute_ms: float) -> None:
         """Take the computing time of one prompt."""

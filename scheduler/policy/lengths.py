@@ -43,6 +43,17 @@ class OutputForecast(msgspec.Struct, frozen=True, kw_only=True):
         return self.shares[_bucket(tokens)]
 
 
+class Level(msgspec.Struct, frozen=True):
+    """What is known of the answers of a model, a tenant or one of its shapes: for another process."""
+
+    name: tuple[str, ...]
+    shape: int | None
+    counts: dict[int, float]
+    """By bucket; those that are not there are 0."""
+    weighted: float
+    weighted_square: float
+
+
 class _Histogram:
     """Counts by log-spaced bucket; old ones fade."""
 
@@ -119,6 +130,36 @@ class LengthModel:
             known = self._mix([self._levels.get(level) for level in levels])
             self._forecasts[levels[0]] = known
         return known
+
+    def levels(self, most: int) -> list[Level]:
+        """Return the `most` levels that were fed last, the latest last."""
+        found = []
+        for name in list(self._levels)[-most:]:
+            histogram = self._levels[name]
+            texts = tuple(part for part in name if isinstance(part, str))
+            shape = next((part for part in name if isinstance(part, int)), None)
+            counts = {bucket: count for bucket, count in enumerate(histogram.counts) if count}
+            found.append(Level(texts, shape, counts, histogram.weighted, histogram.weighted_square))
+        return found
+
+    def restore(self, levels: Sequence[Level]) -> None:
+        """Take over levels where this model knows less."""
+        for level in levels:
+            name: tuple[object, ...] = level.name if level.shape is None else (*level.name, level.shape)
+            known, total = self._levels.get(name), sum(level.counts.values())
+            if known is not None and known.total >= total:
+                continue
+            histogram = _Histogram()
+            for bucket, count in level.counts.items():
+                if 0 <= bucket < _NUM_BUCKETS:
+                    histogram.counts[bucket] = count
+            histogram.total = total
+            histogram.weighted, histogram.weighted_square = level.weighted, level.weighted_square
+            self._levels[name] = histogram
+            self._levels.move_to_end(name)
+        while len(self._levels) > self._max_keys:
+            self._levels.popitem(last=False)
+        self._forecasts.clear()
 
     def calibration(self) -> Sequence[float]:
         """Return, per decile of the forecast, the share of answers that fell into it; 0.1 each is perfect."""

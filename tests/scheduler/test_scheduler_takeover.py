@@ -8,6 +8,10 @@ from rig import OWNER, POOL, SLOW_DECODE, SLOW_PREFILL, Rig, eventually
 from contracts import keys
 from contracts.lifecycle import FinishReason, RequestState, Role
 from contracts.wire import Attempt
+from scheduler.helm import HelmSettings
+from scheduler.legacy import decode as decode_legacy
+from scheduler.policy.lengths import LengthKey
+from scheduler.policy.sight import RatioLimits
 
 
 async def leader_of(rig: Rig) -> bytes | None:
@@ -219,3 +223,41 @@ async def test_a_worker_refuses_an_old_epoch_and_the_leader_steps_down(rig: Rig)
     request = await gateway.submit()
     await eventually(lambda: any(request.reason(attempt=n) is FinishReason.LENGTH for n in (1, 2)))
     assert pool.lease.epoch > before + 5
+
+
+async def test_the_next_leader_knows_what_the_last_one_learned(rig: Rig):
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    settings = HelmSettings(look_s=0.05, point_s=0.1, ratio=RatioLimits(period_s=0.1))
+    first = await rig.leading(rig.scheduler("a", helm=settings))
+    second = rig.scheduler("b", helm=settings)
+    await eventually(lambda: [w.ready for w in second.registry.workers()] == [True])
+    key = LengthKey.of(model="tiny", tenant="org-1", prompt_tokens=32)
+    for _ in range(60):
+        first.memory.router.lengths.learn(key, 900)
+    controller = first.term.helm.controller
+    controller._state = replace(controller._state, prefill_gain=1.4, last_move_s=controller._now_s() - 7)
+    assert second.memory.router.lengths.forecast(key).mean < 500
+    written = await rig.redis.get(keys.learned(POOL))
+
+    async with asyncio.timeout(10):  # until what was learned is written
+        while written is None or len(decode_legacy(written).lengths) < 3:
+            await asyncio.sleep(0.02)
+            written = await rig.redis.get(keys.learned(POOL))
+    await rig.kill(first)
+    await eventually(lambda: second.term is not None and second.term.attempts.caught_up)
+    assert second.memory.router.lengths.forecast(key).mean > 600
+    state = second.term.helm.controller._state
+    assert 1.3 < state.prefill_gain <= 1.4
+    assert 7 < second.term.helm.controller._now_s() - state.last_move_s < 20  # the cooldown goes on
+    request = await gateway.submit()
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+
+
+async def test_a_legacy_of_another_kind_is_left_alone(rig: Rig):
+    await rig.redis.set(keys.learned(POOL), b"\x93\x01\x02\x03")
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    await rig.leading(rig.scheduler())
+    request = await gateway.submit()
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
