@@ -90,12 +90,13 @@ REQUEST_NEXT: Final[Mapping[RequestState, frozenset[RequestState]]] = MappingPro
         _R.QUEUED: frozenset({_R.PREFILLING, _R.ABORTED, _R.FAILED}),
         _R.PREFILLING: frozenset({_R.QUEUED, _R.DECODING, _R.FINISHED, _R.ABORTED, _R.FAILED}),
         _R.DECODING: frozenset({_R.QUEUED, _R.FINISHED, _R.ABORTED, _R.FAILED}),
-        _R.FINISHED: frozenset(),
+        _R.FINISHED: frozenset({_R.QUEUED}),
         _R.ABORTED: frozenset(),
         _R.FAILED: frozenset(),
     }
 )
-"""Allowed moves. Back to QUEUED is another attempt on other workers."""
+"""Allowed moves. Back to QUEUED is another attempt on other workers, even from FINISHED: the answer is whole in a
+worker that its gateway cannot reach any more."""
 
 _W = WorkerState
 WORKER_NEXT: Final[Mapping[WorkerState, frozenset[WorkerState]]] = MappingProxyType(

@@ -170,6 +170,11 @@ class Request:
         """Change the state. Raises contracts.lifecycle.IllegalMove."""
         self.state = move_request(self.state, to)
 
+    def reopen(self) -> None:
+        """Queue a finished request again."""
+        self.move(RequestState.QUEUED)
+        self.ended_s = None
+
     def key(self, sample: int) -> ChargeKey:
         """Return the name under which workers charge a sample of the current attempt."""
         return self.rid_bytes, self.attempt, sample

@@ -114,13 +114,13 @@ class Retries:
         The same message may come twice, and may come late: what it is answered with decides.
         """
         request = self._book.get(message.rid)
-        if request is None or request.terminal or request.stop_requested or message.lost_attempt > request.attempt:
+        if request is None or request.stop_requested or message.lost_attempt > request.attempt:
             return
+        unread = request.state is RequestState.FINISHED  # whole in a worker that the gateway cannot reach
         has_tokens = any(message.delivered)
         goes_on = request.delivered is None or bool(request.delivered)
-        if message.lost_attempt < request.attempt and (goes_on or not has_tokens):
-            return  # answered already: the attempt after it runs
-        if not has_tokens and request.state not in (RequestState.DECODING, RequestState.PREFILLING):
+        answered = message.lost_attempt < request.attempt and (goes_on or not has_tokens)  # the attempt after it runs
+        if answered or (request.terminal and not unread) or (request.state is RequestState.QUEUED and not has_tokens):
             return
         if has_tokens:
             num_delivered = min(
@@ -153,4 +153,6 @@ class Retries:
             return
         silent = Phase.PREFILL if request.state is RequestState.PREFILLING else Phase.DECODE
         lost = [part.worker.worker_id for part in request.side(silent, Phase.UNIFIED)]
+        if unread:
+            request.reopen()
         self._verdicts.retry(request, cause, exclude=lost, announce=False)

@@ -100,10 +100,8 @@ async def database_url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(scope="session")
-def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tokenizer `tiny`: byte-level BPE trained on the project's own text."""
-    folder = tmp_path_factory.mktemp("models")
+def tiny_tokenizer() -> Tokenizer:
+    """Return a byte-level BPE trained on the project's own text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -115,6 +113,14 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     texts = [file.read_text() for file in sorted((REPOSITORY / "contracts").glob("*.py"))]
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tokenizer `tiny`: byte-level BPE trained on the project's own text."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = tiny_tokenizer()
     (folder / "tiny").mkdir()
     tokenizer.save(str(folder / "tiny" / "tokenizer.json"))
     config = {"chat_template": CHATML, "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}

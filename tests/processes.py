@@ -71,6 +71,8 @@ class Stack:
         self.api_key = ""
         self.org = ""
         self.otlp_endpoint = ""  # set before processes are added
+        self.hosts: dict[str, str] = {}  # processes that listen elsewhere than on loopback; set before they are added
+        self.wrap: Callable[[str, list[str]], list[str]] = lambda _, argv: argv  # how a process is started, by its name
         self.metrics_ports: dict[str, int] = {}  # of every process, the gateways included
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
@@ -83,7 +85,11 @@ class Stack:
     @property
     def url(self) -> str:
         """Base URL of the gateway."""
-        return f"http://127.0.0.1:{self.gateway_port}"
+        return f"http://{self.host('gateway')}:{self.gateway_port}"
+
+    def host(self, name: str) -> str:
+        """Return the address that a process listens on."""
+        return self.hosts.get(name, "127.0.0.1")
 
     async def seed(self, *, concurrency: int = 512) -> None:
         """Create an organisation with a project and a key, and the catalogue's prices."""
@@ -112,7 +118,7 @@ class Stack:
             name,
             [sys.executable, "-m", "gateway"],
             {
-                "GATEWAY_LISTEN": f"127.0.0.1:{port or self.gateway_port}",
+                "GATEWAY_LISTEN": f"{self.host(name)}:{port or self.gateway_port}",
                 "GATEWAY_REDIS_URL": self.redis_url,
                 "GATEWAY_DATABASE_URL": self.database_url,
                 "GATEWAY_CATALOG": str(self.catalog_file),
@@ -169,7 +175,8 @@ class Stack:
                 "WORKER_POOL": pool,
                 "WORKER_ROLE": role,
                 "WORKER_ENGINE": engine,
-                "WORKER_LISTEN": "127.0.0.1:0",
+                "WORKER_LISTEN": f"{self.host(name)}:0",
+                "WORKER_BOOTSTRAP_HOST": self.host(name),
                 "WORKER_REDIS_URL": self.redis_url,
                 "WORKER_CATALOG": str(self.catalog_file),
                 "WORKER_MODEL_PATH": str(self.models_dir / model),
@@ -184,7 +191,7 @@ class Stack:
             self.metrics_ports[name] = int(environ["GATEWAY_LISTEN"].rpartition(":")[2])
         else:
             self.metrics_ports[name] = free_port()
-            environ.setdefault(f"{prefix}_METRICS_LISTEN", f"127.0.0.1:{self.metrics_ports[name]}")
+            environ.setdefault(f"{prefix}_METRICS_LISTEN", f"{self.host(name)}:{self.metrics_ports[name]}")
         if self.otlp_endpoint:
             environ.setdefault(f"{prefix}_OTLP_ENDPOINT", self.otlp_endpoint)
         self._commands[name] = (argv, environ)
@@ -195,6 +202,7 @@ class Stack:
         """Start the named processes, or all that were added."""
         for name in names or tuple(self._commands):
             argv, environ = self._commands[name]
+            argv = self.wrap(name, argv)
             with (self.folder / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
                     argv,

@@ -24,6 +24,7 @@ from observability.loop_lag import watch_loop_lag
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
+from workers.accelerators import find_accelerators
 from workers.assignments import Identity
 from workers.engine import Engine, EngineFacts
 from workers.engines.faults import Faults
@@ -185,6 +186,7 @@ async def serve(
         min_grace_s=settings.progress_grace_s,
         may_restart=True,
         kv=kv,
+        accelerators=find_accelerators() if settings.engine == "sglang" else None,
     )
     address = await server.start(settings.listen)
     if settings.advertise:

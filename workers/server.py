@@ -13,6 +13,7 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
 from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, attempt_from_pb, attempt_to_pb
 from observability.metrics import Instruments
+from workers.accelerators import Accelerators
 from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
@@ -79,6 +80,7 @@ class WorkerServer:
         drain_cap_s: float = DRAIN_CAP_S,
         may_restart: bool = False,
         kv: KvTable | None = None,
+        accelerators: Accelerators | None = None,
     ) -> None:
         """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again."""
         now_s = asyncio.get_running_loop().time
@@ -92,7 +94,8 @@ class WorkerServer:
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
         self._may_restart = may_restart
         self._tallies = Tallies()
-        self._machine = Machine()
+        self._accelerators = accelerators
+        self._machine = Machine(accelerators=accelerators)
         self.roles = RoleSwitch(
             self.condition, self.assignments, engine, now_s=now_s, drain_cap_s=drain_cap_s, may_restart=may_restart
         )
@@ -126,6 +129,8 @@ class WorkerServer:
         Raises:
             RestartNeeded: in an exception group; the engine hangs or has lost its role, or must start in another.
         """
+        if self._accelerators is not None:
+            self._accelerators.watch()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._engine.run())
             tasks.create_task(self.roles.run())

@@ -18,8 +18,13 @@ def test_every_state_has_a_row():
 
 
 def test_an_ended_request_stays_ended():
-    for ended in (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED):
+    for ended in (RequestState.ABORTED, RequestState.FAILED):
         assert not REQUEST_NEXT[ended]
+
+
+def test_a_finished_request_may_only_run_again():
+    """Its answer may be whole in a worker that its gateway cannot reach."""
+    assert REQUEST_NEXT[RequestState.FINISHED] == {RequestState.QUEUED}
 
 
 def test_every_live_request_can_be_aborted():

@@ -44,6 +44,25 @@ async def test_a_lost_decode_worker_costs_the_client_no_token_and_repeats_none(r
     assert pool.term.book.get(request.rid).num_delivered == len(request.tokens[1, 0])
 
 
+async def test_an_answer_that_is_whole_where_its_gateway_cannot_read_it_goes_on_elsewhere(rig: Rig):
+    """The link between a gateway and a worker is cut: the scheduler sees a whole answer, the client only its head."""
+    first = await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    request = await gateway.submit(max_tokens=NUM_TOKENS)
+    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    spare = await rig.worker(Role.UNIFIED)
+    await eventually(lambda: sum(w.ready for w in pool.registry.workers()) == 2)
+    head_ids, head_text = request.tokens[1, 0][:5], expected_text(prompt_of(request), 5)
+    for _ in range(2):  # a repeated answer starts nothing more
+        await gateway.go_on(request, lost_attempt=1, delivered=(pack_ids(head_ids),), delivered_chars=(len(head_text),))
+    await eventually(lambda: request.reason(attempt=2) is FinishReason.LENGTH)
+    assert head_text + request.texts[2, 0] == expected_text(prompt_of(request), NUM_TOKENS)
+    assert [len(w.submitted) for w in (first, spare)] == [1, 1]
+    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+
+
 async def test_wrong_delivered_tokens_lead_to_another_text(rig: Rig):
     """The negative control of the test above: the continuation does depend on what it is given."""
     first = await rig.worker(Role.UNIFIED, SLOW_DECODE)
