@@ -134,7 +134,7 @@ class Retries:
             )
             if feature is not None:
                 text = f"The answer broke off, and with '{feature}' it cannot be continued."
-                self._verdicts.refuse(request, Interrupted.code, text, "not_continuable")
+                self._refuse(request, text, "not_continuable")
                 return
         request.delivered = message.delivered
         request.delivered_chars = message.delivered_chars
@@ -149,10 +149,15 @@ class Retries:
             return
         if not self.affordable(request, cause):
             text = "The answer broke off, and too many others have to be computed again."
-            self._verdicts.refuse(request, Interrupted.code, text, "retry_budget")
+            self._refuse(request, text, "retry_budget")
             return
         silent = Phase.PREFILL if request.state is RequestState.PREFILLING else Phase.DECODE
         lost = [part.worker.worker_id for part in request.side(silent, Phase.UNIFIED)]
-        if unread:
+        if request.state is RequestState.FINISHED:
             request.reopen()
         self._verdicts.retry(request, cause, exclude=lost, announce=False)
+
+    def _refuse(self, request: Request, text: str, reason: str) -> None:
+        if request.state is RequestState.FINISHED:
+            request.reopen()
+        self._verdicts.refuse(request, Interrupted.code, text, reason)
