@@ -52,7 +52,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     epoch: int  # Unix ms of the process start or of the last role change; only ever grows
     pool: str
-    kv_bytes_per_token: int = 0  # of the model's KV cache on this worker; 0 = not known
 
 
 class Events:
@@ -128,6 +127,7 @@ class Assignments:
         self.identity = identity
         self.role = role
         self.role_is_label = False  # any phase runs here, whatever the role
+        self.kv_bytes_per_token = 0  # of the model's KV cache; the engine says it when it has started
         self.events = Events()
         self.finals = Finals(now_s)
         self.engine_stuck = False
@@ -344,7 +344,7 @@ class Assignments:
             compute_ms=end.stages.compute_ms,
             ended_unix_ms=int(time.time() * 1000),
             worker_ms=held_s * 1000,
-            kv_byte_s=token_s * self.identity.kv_bytes_per_token,
+            kv_byte_s=token_s * self.kv_bytes_per_token,
             payer=job.payer,
         )
 

@@ -176,6 +176,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int  # longest prompt plus answer
     hand_offs: tuple[HandOff, ...]
     slowest_step_ms: float  # the longest time without visible progress that is still normal
+    kv_bytes_per_token: int  # of the model's KV cache, all layers and ranks
     latency: LatencyModel | None = None  # what it costs, where the engine knows it
     switch_roles: frozenset[Role] = frozenset()  # what `switch` may change to, by the engine's own call
     tells_blocks: bool = False  # writes what it holds into the worker's KvTable

@@ -164,7 +164,6 @@ async def serve(
         worker_id=settings.id,
         epoch=started_unix_ms,
         pool=settings.pool,
-        kv_bytes_per_token=settings.kv_bytes_per_token,
     )
     telemetry = Telemetry()
     tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)

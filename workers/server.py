@@ -114,6 +114,7 @@ class WorkerServer:
         """Start the engine's listeners and the server; return the real `host:port`."""
         facts = await self._engine.start(self._role)
         self.assignments.role_is_label = facts.role_is_label
+        self.assignments.kv_bytes_per_token = facts.kv_bytes_per_token
         self.condition.started(facts)
         await self.health.tell()
         host, _, port = listen.rpartition(":")

@@ -132,6 +132,8 @@ async def test_every_end_is_recorded_with_the_workers_own_counts(redis):
     assert (first.rid, first.reason, first.prompt_tokens, first.completion_tokens) == (done.rid, "length", 40, 5)
     assert (first.phase, first.worker_epoch, first.pool) == ("unified", epoch, "tiny")
     assert (second.reason, second.completion_tokens) == ("aborted", len(answer.ids))
+    held_byte_s = 1024 * first.worker_ms / 1000  # of one token: the engine says 1,024 bytes
+    assert 40 * held_byte_s <= first.kv_byte_s <= 45 * held_byte_s
 
 
 async def test_both_sides_of_a_pair_record_their_part(redis):

@@ -31,6 +31,7 @@ from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.wire import Counts, Stages, unpack_ids
 from workers.engine import End, EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
 from workers.engines.continued_text import ContinuedText
+from workers.engines.kv_bytes import kv_bytes_per_token
 from workers.engines.pieces import Pieces
 from workers.engines.prefill_watch import PrefillWatch
 from workers.engines.sglang_answer import ONE_TOKEN, Answer, sampling_params
@@ -347,6 +348,9 @@ class SglangEngine:
             bootstrap_host=self._options.bootstrap_host if is_prefill else "",
             bootstrap_port=self._port if is_prefill else 0,
             kv_capacity_tokens=int(info["max_total_num_tokens"]),
+            kv_bytes_per_token=kv_bytes_per_token(
+                self._tm.model_config, kv_dtype=str(arguments_in_force.kv_cache_dtype)
+            ),
             max_running=int(arguments_in_force.max_running_requests or 256),
             context_tokens=int(self._tm.context_len),
             hand_offs=(self._hand_off,),

@@ -128,6 +128,7 @@ class TimedEngine:
             bootstrap_host=self._host if self._server is not None else "",
             bootstrap_port=self._port if self._server is not None else 0,
             kv_capacity_tokens=self._latency.kv_capacity_tokens,
+            kv_bytes_per_token=self._latency.transfer.kv_bytes_per_token,
             max_running=self._latency.max_running,
             context_tokens=self._latency.kv_capacity_tokens,
             hand_offs=self._hand_offs,
