@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from billing_rig import DEADLINE_S, usage_event
 from typer.testing import CliRunner
 
+from billing.consumer import usage_streams
 from billing.database import create_engine
+from billing.delivery import Backoff
 from contracts import keys
 from contracts.identity import shard_of
 from contracts.resp import redis_client
@@ -22,6 +25,7 @@ from pdgate.cli import app
 from pdgate.services import start_postgres
 
 REPOSITORY = Path(__file__).parents[2]
+MOST_HELD = 2 * 3 * 500  # two consumers by default; one read takes about two batches
 
 
 @contextlib.contextmanager
@@ -51,8 +55,10 @@ def billing(redis_url, database_url, catalog_file, **more):
 
 async def emit(redis_url, events):
     client = redis_client(redis_url)
+    pipe = client.pipeline(transaction=False)
     for event in events:
-        await client.xadd(keys.usage_stream(shard_of(event.org)), {FIELD: encode(event)})
+        pipe.xadd(keys.usage_stream(shard_of(event.org)), {FIELD: encode(event)})
+    await pipe.execute()
     await client.aclose()
 
 
@@ -94,9 +100,13 @@ async def test_killed_again_and_again_under_load_it_posts_every_event_once(redis
 async def test_while_postgres_is_away_nothing_is_lost_and_everything_drains_afterwards(
     redis_url, service_folder, catalog_file
 ):
+    """Also when billing is killed and started meanwhile. What waits is in Redis, not in the process."""
+    waiting = 4000
+
     def start():
         return start_postgres(service_folder / "away", durable=False)
 
+    client = redis_client(redis_url)
     service = await asyncio.to_thread(start)
     try:
         await asyncio.to_thread(upgrade, service.url)
@@ -104,12 +114,57 @@ async def test_while_postgres_is_away_nothing_is_lost_and_everything_drains_afte
             await emit(redis_url, [usage_event() for _ in range(10)])
             await until_drained(redis_url)
             await asyncio.to_thread(service.stop)
-            await emit(redis_url, [usage_event() for _ in range(50)])
+            await emit(redis_url, [usage_event(org=f"org_{n % 13}") for n in range(waiting)])
+            async with asyncio.timeout(DEADLINE_S):
+                while not await held(client):  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.02)
+            assert await held(client) <= MOST_HELD < waiting
+        with billing(redis_url, service.url, catalog_file):  # the first was killed; this one cannot even read prices
+            pass
+        with billing(redis_url, service.url, catalog_file) as process:
+            assert sum([await client.xlen(stream) for stream in usage_streams()]) == waiting
             service = await asyncio.to_thread(start)
             await until_drained(redis_url)
-        assert await count(service.url) == 60
+            assert psutil.Process(process.pid).memory_info().rss < 150e6
+        assert await count(service.url) == waiting + 10
+        assert await count(service.url, "ledger_transaction") == waiting + 10
+        assert sum([await client.xlen(dead) for dead in usage_streams().values()]) == 0
     finally:
+        await client.aclose()
         await asyncio.to_thread(service.stop)
+
+
+async def held(client):
+    """Return how many entries consumers hold: what they have read and not acknowledged."""
+    return sum(
+        [
+            group["pending"]
+            for stream in usage_streams()
+            if await client.exists(stream)
+            for group in await client.xinfo_groups(stream)
+        ]
+    )
+
+
+async def test_a_batch_that_fails_is_tried_again_ever_more_slowly_and_never_after_more_than_five_seconds(monkeypatch):
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr("billing.delivery.sleep", sleep)
+    backoff = Backoff()
+    for _ in range(20):
+        await backoff.wait()
+    assert all(
+        0.5 * longest <= waited <= longest
+        for waited, longest in zip(waits, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2], strict=False)
+    )
+    assert all(2.5 <= waited <= 5.0 for waited in waits[6:])
+    assert sum(waits) < 20 * 5, "an hour is some thousand tries, not millions"
+    backoff.reset()
+    await backoff.wait()
+    assert waits[-1] <= 0.1
 
 
 @pytest.mark.parametrize(
