@@ -27,6 +27,11 @@ def reservation_added(org: str, rid: str) -> str:
     return f"pdgate:{shard_tag(org)}:res:{rid}:added"
 
 
+def reservation_cached(org: str, rid: str) -> str:
+    """Return the cached prompt tokens that a running request gave back: cached.lua writes it, settle.lua deletes it."""
+    return f"pdgate:{shard_tag(org)}:res:{rid}:cached"
+
+
 def open_reservations(org: str) -> str:
     """Return the sorted set of open reservations of the organisation's shard: `org/rid` by deadline, Unix ms."""
     return open_reservations_of_shard(shard_of(org))

@@ -2,6 +2,7 @@
 --
 -- KEYS[1] reservation   KEYS[2] open (zset)   KEYS[3] usage stream   KEYS[4] settled request
 -- KEYS[5] what was added to the reservation's money while the request ran
+-- KEYS[6] cached prompt tokens that were given back while it ran
 -- ARGV[1] msgpack map: now_ms, cost (nano-units), actual {meter -> tokens of the rate meters},
 --         scopes: keys of every budget that may be about this request,
 --         unreserved (optional): {rates, budgets} of a request that was let in while Redis did not answer
@@ -20,10 +21,15 @@ else
   return 0
 end
 local now = s.now_ms
+local returned
 
 for _, r in ipairs(a.rates) do
   local reserved = r.amount
   if not raw then reserved = 0 end
+  if raw and KEYS[6] and r.meter == 'uncached_prompt_tokens' then
+    if not returned then returned = tonumber(redis.call('GET', KEYS[6]) or '0') end
+    reserved = math.max(0, reserved - returned)
+  end
   local actual = s.actual[r.meter]
   if actual == nil then actual = r.amount end
   local back = (reserved - actual) * 1000
@@ -40,6 +46,7 @@ for _, r in ipairs(a.rates) do
     end
   end
 end
+if returned and returned > 0 then redis.call('DEL', KEYS[6]) end
 if raw then
   for _, l in ipairs(a.leases) do redis.call('ZREM', l.key, a.rid) end
 end

@@ -129,6 +129,7 @@ class SettlementScripts:
         folder = files("contracts")
         self._reserve: Any = redis.register_script((folder / "reserve.lua").read_text())
         self._extend: Any = redis.register_script((folder / "extend.lua").read_text())
+        self._cached: Any = redis.register_script((folder / "cached.lua").read_text())
         self._settle: Any = redis.register_script((folder / "settle.lua").read_text())
 
     async def reserve(self, org: str, reservation: Reservation) -> ReserveAnswer:
@@ -178,6 +179,16 @@ class SettlementScripts:
         )
         return NotExtended(int(answer[2])) if answer[0] == 0 else None
 
+    async def found_cached(self, org: str, rid: str, tokens: int) -> bool:
+        """Give back uncached prompt tokens of a request that runs: so many were found cached.
+
+        False: settled, or given back before. Raises RedisError.
+        """
+        answer: Any = await self._cached(
+            keys=[keys.reservation(org, rid), keys.reservation_cached(org, rid)], args=[tokens, int(time.time() * 1000)]
+        )
+        return bool(answer == 1)
+
     async def settle(
         self, event: UsageEvent, actual: Mapping[str, int], *, unreserved: Unreserved | None = None
     ) -> bool:
@@ -211,6 +222,7 @@ class SettlementScripts:
                 keys.usage_stream(shard_of(event.org)),
                 keys.settled_request(event.org, event.rid),
                 keys.reservation_added(event.org, event.rid),
+                keys.reservation_cached(event.org, event.rid),
             ],
             args=[
                 msgspec.msgpack.encode(request),

@@ -1,6 +1,6 @@
 """Reserving limits and money for a request, before anything is queued."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -10,6 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 from contracts.errors import ContextTooLong, DependencyDown, InvalidApiKey, ServingError
 from contracts.rating import Price
 from contracts.settlement import (
+    METER_UNCACHED,
     BudgetUnknown,
     KeyStateDiffers,
     LimitHit,
@@ -37,6 +38,7 @@ from gateway.limits import (
 from gateway.outage import Outage
 from gateway.purse import first_payment
 from gateway.tenants import ApiKey
+from gateway.terms import Admitted
 from observability.metrics import Instruments
 
 log = structlog.get_logger()
@@ -66,15 +68,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     deadline_ms: int
     prompt_field: str = "messages"  # what the prompt is called in the body
-
-
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with its reservation."""
-
-    max_tokens: int  # per sample, enforced in the engine
-    paid_tokens: int  # per sample: what money is reserved for, of all budgets
-    headers: Mapping[str, str]
-    unreserved: Unreserved | None = None  # set when Redis did not answer: what to charge at the end
 
 
 class Admission:
@@ -129,7 +122,12 @@ class Admission:
                     return _let_in(need, wanted)
                 case Reserved():
                     paid_tokens = need.paid_tokens if wanted.budgets else max_tokens
-                    return Admitted(max_tokens=max_tokens, paid_tokens=paid_tokens, headers=headers(answer, wanted))
+                    return Admitted(
+                        max_tokens=max_tokens,
+                        paid_tokens=paid_tokens,
+                        headers=headers(answer, wanted),
+                        limits_uncached=any(rate.meter == METER_UNCACHED for rate in wanted.rates),
+                    )
                 case KeyStateDiffers() | BudgetUnknown() if not reloaded:
                     key = await _reloaded(reload_key)
                     reloaded = True

@@ -102,6 +102,7 @@ class Outward:
         self.attached: Callable[[str], bool] = fleet.attached
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
         self.ask_for_money: Callable[[Spender], None] = purse.ask
+        self.found_cached: Callable[[str, str, int], None] = purse.found_cached
         self._settlement = settlement
         self._lengths = lengths
 

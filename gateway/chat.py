@@ -15,7 +15,7 @@ from gateway.models import Models
 from gateway.outputs import EventStream, WholeAnswer
 from gateway.prompt import PromptWorkshop
 from gateway.samples import Sample
-from gateway.schemas.answers import ChatCompletion, served_of, usage_of
+from gateway.schemas.answers import ChatCompletion, Telling, served_of, usage_of
 from gateway.schemas.chat import ChatRequest, decode_chat
 from gateway.schemas.choices import choice_of
 from gateway.schemas.conversation import Message
@@ -121,7 +121,7 @@ class Chat:
             template,
             num_samples=chat.num_samples,
             with_usage=chat.wants_usage,
-            currency=self._currency,
+            telling=Telling(self._currency, arrival.sees_workers),
         )
 
     def _body(self, arrival: Arrival, model: str, samples: Sequence[Sample], event: UsageEvent) -> bytes:
@@ -131,7 +131,7 @@ class Chat:
             model=model,
             choices=[choice_of(index, sample) for index, sample in enumerate(samples)],
             usage=usage_of(event),
-            pdgate=served_of(event, self._currency),
+            pdgate=served_of(event, Telling(self._currency, arrival.sees_workers)),
         )
         return msgspec.json.encode(body)
 

@@ -16,7 +16,7 @@ from gateway.joint import Joint
 from gateway.models import Models, Servable
 from gateway.outputs import Output, WholeAnswer
 from gateway.prompt import PromptWorkshop
-from gateway.schemas.answers import served_of, usage_of
+from gateway.schemas.answers import Telling, served_of, usage_of
 from gateway.schemas.completions import (
     CompletionRequest,
     completion_of,
@@ -106,10 +106,11 @@ class Completions:
             "created": arrival.created_s,
             "model": model,
         }
+        telling = Telling(self._currency, arrival.sees_workers)
         if not asked.stream:
             return WholeAnswer(
                 lambda samples, event: msgspec.json.encode(
-                    completion_of(head, samples, event, echoed=echoed, currency=self._currency)
+                    completion_of(head, samples, event, echoed=echoed, telling=telling)
                 ),
                 num_samples=len(echoed),
             )
@@ -120,7 +121,7 @@ class Completions:
             head,
             echoed=echoed,
             with_usage=asked.wants_usage,
-            currency=self._currency,
+            telling=telling,
         )
 
 
@@ -134,7 +135,7 @@ class CompletionStream:
         *,
         echoed: Sequence[str],
         with_usage: bool,
-        currency: str,
+        telling: Telling,
     ) -> None:
         """`echoed` is what each choice begins with: the prompt's text, or nothing."""
         self.writer = writer
@@ -146,7 +147,7 @@ class CompletionStream:
         self._echoed = list(echoed)
         self._offsets = [0] * len(echoed)  # of text before the next chunk, counted when there are log probabilities
         self._with_usage = with_usage
-        self._currency = currency
+        self._telling = telling
 
     @property
     def first_sent_s(self) -> float | None:
@@ -193,7 +194,7 @@ class CompletionStream:
     def succeeded(self, event: UsageEvent) -> None:
         """Send the usage, if asked for, and [DONE]."""
         if self._with_usage:
-            usage, served = usage_of(event), served_of(event, self._currency)
+            usage, served = usage_of(event), served_of(event, self._telling)
             tail = b'],"usage":%b,"pdgate":%b}\n\n' % (msgspec.json.encode(usage), msgspec.json.encode(served))
             self._pending.append(self._open + tail)
         self._pending.append(DONE)

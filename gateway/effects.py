@@ -27,6 +27,10 @@ class Effects(Protocol):
         """Take over a request whose numbers are final."""
         ...
 
+    def found_cached(self, org: str, rid: str, tokens: int) -> None:
+        """Give back what a request that runs reserved of uncached prompt tokens and found cached."""
+        ...
+
     def ask_for_money(self, spender: Spender) -> None:
         """Reserve more for a request: ends in its `extended` or `cut`."""
         ...

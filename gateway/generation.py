@@ -44,7 +44,7 @@ from gateway.patience import Patience, Silence
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
 from gateway.slots import NO_ALLOWANCE, Slot
-from gateway.terms import Closed, Ending, Terms
+from gateway.terms import Admitted, Closed, Ending, Terms
 
 log = structlog.get_logger()
 
@@ -79,6 +79,7 @@ class Generation:
         self.rid_bytes = rid_bytes(terms.rid)
         self.max_tokens = self.paid_tokens = NO_ALLOWANCE  # per sample
         self.unreserved: Unreserved | None = None
+        self.limits_uncached = False  # a limit of uncached prompt tokens holds the whole prompt
         self._asking = False
         self._effects = effects
         self._loop = loop
@@ -115,6 +116,9 @@ class Generation:
     def slot_finished(self, slot: Slot, error: str) -> None:
         """Take the end of one engine request of the current attempt."""
         if self.ending is not None or slot.phase is Phase.PREFILL:
+            if self.ending is None and self.limits_uncached and slot.counts.cached_tokens and not self._prompts:
+                self.limits_uncached = False  # once, by the attempt whose prompt is metered
+                self._effects.found_cached(self.terms.owner.org, self.terms.rid, slot.counts.cached_tokens)
             self._conclude_if_counted()
             return
         reason = slot.reason
@@ -180,9 +184,11 @@ class Generation:
 
     # -- money -----------------------------------------------------------------------------------------
 
-    def admitted(self, *, max_tokens: int, paid_tokens: int, unreserved: Unreserved | None) -> None:
-        """Take what admission allowed: tokens per sample, and what of them is paid."""
-        self.max_tokens, self.paid_tokens, self.unreserved = max_tokens, paid_tokens, unreserved
+    def admitted(self, granted: Admitted) -> None:
+        """Take what admission allowed."""
+        self.limits_uncached = granted.limits_uncached
+        self.max_tokens, self.paid_tokens = granted.max_tokens, granted.paid_tokens
+        self.unreserved = granted.unreserved
 
     def running_low(self) -> None:
         """Ask for more money, once until it is answered."""

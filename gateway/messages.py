@@ -15,7 +15,7 @@ from contracts.wire import Sampling
 from gateway.blocks import Block, Blocks, Kind
 from gateway.chat import Chat
 from gateway.outputs import WholeAnswer
-from gateway.schemas.answers import served_of
+from gateway.schemas.answers import Telling, served_of
 from gateway.schemas.messages import (
     MessageUsage,
     anthropic_body,
@@ -65,17 +65,24 @@ class Messages:
 
     def _output(self, arrival: Arrival, work: Work) -> "MessageStream | WholeAnswer":
         message_id, model = f"msg_{arrival.rid}", work.model.name
+        telling = Telling(self._currency, arrival.sees_workers)
         if work.stream:
             return MessageStream(
                 EventWriter(asyncio.get_running_loop(), ping=PING),
                 message_id=message_id,
                 model=model,
                 prompt_tokens=len(work.prompts[0]),
-                currency=self._currency,
+                telling=telling,
             )
         return WholeAnswer(
             lambda samples, event: msgspec.json.encode(
-                message_of(samples, event, message_id=message_id, model=model, currency=self._currency)
+                message_of(
+                    samples,
+                    event,
+                    message_id=message_id,
+                    model=model,
+                    telling=telling,
+                )
             ),
             num_samples=1,
         )
@@ -91,10 +98,12 @@ def _with_top_k(work: Work, top_k: int) -> Any:
 class MessageStream:
     """A message as Anthropic's events, framed for a writer."""
 
-    def __init__(self, writer: EventWriter, *, message_id: str, model: str, prompt_tokens: int, currency: str) -> None:
+    def __init__(
+        self, writer: EventWriter, *, message_id: str, model: str, prompt_tokens: int, telling: Telling
+    ) -> None:
         self.writer = writer
         self._pending = writer.pending
-        self._currency = currency
+        self._telling = telling
         self._blocks = Blocks(self)
         self._begin: bytes | None = _event(
             "message_start",
@@ -150,7 +159,7 @@ class MessageStream:
     def succeeded(self, event: UsageEvent) -> None:
         """Send how it ended, with the final counts."""
         delta = {"stop_reason": self._stop[0], "stop_sequence": self._stop[1]}
-        fields = {"delta": delta, "usage": usage_of_message(event), "pdgate": served_of(event, self._currency)}
+        fields = {"delta": delta, "usage": usage_of_message(event), "pdgate": served_of(event, self._telling)}
         self._pending.append(_event("message_delta", fields))
         self._pending.append(_event("message_stop", {}))
         self.writer.close()

@@ -10,7 +10,7 @@ from contracts.lifecycle import FinishReason
 from contracts.parsing import Detail
 from contracts.usage import UsageEvent
 from gateway.samples import Sample, joined
-from gateway.schemas.answers import served_of, usage_of
+from gateway.schemas.answers import Telling, served_of, usage_of
 from gateway.schemas.choices import delta_of, finish_reason, logprobs_of
 from gateway.sse import DONE, ChunkTemplate, encode_text, error_event
 from gateway.writer import EventWriter
@@ -104,7 +104,7 @@ class EventStream:
         *,
         num_samples: int,
         with_usage: bool,
-        currency: str,
+        telling: Telling,
     ) -> None:
         self.writer = writer
         self._pending = writer.pending
@@ -114,7 +114,7 @@ class EventStream:
         self._spoken = [False] * num_samples
         self._calls = [0] * num_samples
         self._with_usage = with_usage
-        self._currency = currency
+        self._telling = telling
 
     @property
     def first_sent_s(self) -> float | None:
@@ -173,7 +173,7 @@ class EventStream:
     def succeeded(self, event: UsageEvent) -> None:
         """Send the usage, if asked for, and [DONE]."""
         if self._with_usage:
-            self._pending.append(self._template.usage(usage_of(event), served_of(event, self._currency)))
+            self._pending.append(self._template.usage(usage_of(event), served_of(event, self._telling)))
         self._pending.append(DONE)
         self.writer.close()
 

@@ -6,10 +6,13 @@
    within what was reserved, since the margin covers what workers make until they hear of it.
 
 While Redis is away running streams go on; the money is asked for again when it is back.
+
+The limit of uncached prompt tokens is reserved for the whole prompt. What of it was found cached goes back as soon as
+the prefill side tells, not only with the settlement.
 """
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from redis.exceptions import RedisError
@@ -49,6 +52,14 @@ class Spender(Protocol):
         ...
 
 
+class _Found(NamedTuple):
+    """Cached prompt tokens of a request that runs."""
+
+    org: str
+    rid: str
+    tokens: int
+
+
 def first_payment(*, max_tokens: int, likely_tokens: int | None) -> int:
     """Return the tokens per sample to reserve money for at admission."""
     if likely_tokens is None:
@@ -66,7 +77,7 @@ class Purse:
 
     def __init__(self, scripts: SettlementScripts) -> None:
         self._scripts = scripts
-        self._waiting: asyncio.Queue[Spender] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[Spender | _Found] = asyncio.Queue(_MAX_WAITING)
 
     def ask(self, spender: Spender) -> None:
         """Get more money for a request, or cut it."""
@@ -76,10 +87,18 @@ class Purse:
             log.warning("extensions_full", rid=spender.terms.rid)
             spender.cut()
 
+    def found_cached(self, org: str, rid: str, tokens: int) -> None:
+        """Give back uncached prompt tokens. Nothing is lost if that fails: settlement gives back the same."""
+        if not self._waiting.full():
+            self._waiting.put_nowait(_Found(org, rid, tokens))
+
     async def run(self) -> None:
         """Serve requests in the order in which they asked."""
         while True:
             spender = await self._waiting.get()
+            if isinstance(spender, _Found):
+                await self._give_back(spender)
+                continue
             while not spender.over:
                 try:
                     await self._extend(spender)
@@ -87,6 +106,12 @@ class Purse:
                 except (RedisError, OSError) as error:
                     log.warning("extension_waits", rid=spender.terms.rid, error=str(error))
                     await asyncio.sleep(_RETRY_S)
+
+    async def _give_back(self, found: "_Found") -> None:
+        try:
+            await self._scripts.found_cached(found.org, found.rid, found.tokens)
+        except (RedisError, OSError) as error:
+            log.warning("cached_tokens_not_given_back", rid=found.rid, error=str(error))
 
     async def _extend(self, spender: Spender) -> None:
         terms = spender.terms

@@ -17,7 +17,7 @@ from gateway.chat import Chat
 from gateway.outputs import WholeAnswer
 from gateway.response_book import Kept, ResponseBook
 from gateway.samples import Sample
-from gateway.schemas.answers import served_of
+from gateway.schemas.answers import Telling, served_of
 from gateway.schemas.response_objects import (
     Response,
     item_id,
@@ -73,7 +73,9 @@ class Responses:
             input_items=_input_items(asked),
             conversation=conversation,
         )
-        keeper = Keeper(self._book if asked.keeps else None, kept, currency=self._currency)
+        keeper = Keeper(
+            self._book if asked.keeps else None, kept, telling=Telling(self._currency, arrival.sees_workers)
+        )
         output: ResponseStream | WholeAnswer
         if asked.stream:
             output = ResponseStream(EventWriter(asyncio.get_running_loop()), keeper, rid=arrival.rid)
@@ -97,11 +99,11 @@ class Responses:
 class Keeper:
     """Makes the final response, and has it kept if the client wants that."""
 
-    def __init__(self, book: ResponseBook | None, kept: Kept, *, currency: str) -> None:
+    def __init__(self, book: ResponseBook | None, kept: Kept, *, telling: Telling) -> None:
         self.response = kept.response
         self._book = book
         self._kept = kept
-        self._currency = currency
+        self._telling = telling
 
     def begun(self, *, shown: bool) -> None:
         """Keep the response as it starts; `shown`: the client learns its id now."""
@@ -131,7 +133,7 @@ class Keeper:
             ],
             usage=usage_of_response(event),
             completed_at=None if cut else int(time.time()),
-            pdgate=served_of(event, self._currency),
+            pdgate=served_of(event, self._telling),
         )
 
     def ended(self, answer: WholeAnswer, rid: str) -> None:

@@ -29,7 +29,7 @@ from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
 from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
-from gateway.admission import Admission, Admitted, Asked, ReservationUnknown, most_tokens, redis_down
+from gateway.admission import Admission, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import credential
 from gateway.bodies import check_encoding, read_body
 from gateway.effects import Effects
@@ -44,7 +44,7 @@ from gateway.settings import Settings
 from gateway.table import LiveTable
 from gateway.targets import HEADER, read_targets, targets_of
 from gateway.tenants import ApiKey
-from gateway.terms import Closed, Terms
+from gateway.terms import Admitted, Closed, Terms
 from gateway.traces import Traces
 
 Http = Request[Any, Any, Any]
@@ -72,6 +72,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     def created_s(self) -> int:
         """Return the Unix time that answers carry."""
         return self.arrived_unix_ms // 1000
+
+    @property
+    def sees_workers(self) -> bool:
+        """Return whether the key may know which workers serve it."""
+        return any(scopes.sees_workers for scopes in self.key.bounds)
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,17 +260,14 @@ class Starter:
             for one, output in zip(terms, outputs, strict=True)
         ]
         for generation, granted in zip(generations, admitted, strict=True):
-            generation.admitted(
-                max_tokens=granted.max_tokens, paid_tokens=granted.paid_tokens, unreserved=granted.unreserved
-            )
+            generation.admitted(granted)
             self._table.add(generation)
         self._check_still(arrival.key, generations)
         await self._submit_all(arrival, work, generations, admitted)
         headers = {"x-request-id": arrival.rid, **admitted[-1].headers}
         if arrival.key.imported:
             headers["x-pdgate-rotate-key"] = "imported"
-        sees = any(scopes.sees_workers for scopes in arrival.key.bounds)
-        return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=sees)
+        return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=arrival.sees_workers)
 
     def _check_still(self, key: ApiKey, generations: Sequence[Generation]) -> None:
         """End at once what was admitted while its key was revoked or its tenant held."""

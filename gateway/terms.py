@@ -1,5 +1,7 @@
 """What is fixed about a request when it is admitted, when it ends, and when it is closed."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from contracts.settlement import Unreserved
@@ -21,6 +23,16 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     arrived_unix_ms: int
     arrived_s: float  # monotonic
     prompt_only: bool = False  # a prompt is computed ahead; no answer is wanted
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with its reservation."""
+
+    max_tokens: int  # per sample, enforced in the engine
+    paid_tokens: int  # per sample: what money is reserved for, of all budgets
+    headers: Mapping[str, str]
+    unreserved: Unreserved | None = None  # set when Redis did not answer: what to charge at the end
+    limits_uncached: bool = False  # a limit of uncached prompt tokens holds the whole prompt
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):

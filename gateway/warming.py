@@ -21,7 +21,7 @@ from gateway.joint import Joint
 from gateway.models import Models, Servable
 from gateway.outputs import WholeAnswer
 from gateway.prompt import PromptWorkshop
-from gateway.schemas.answers import Served, Usage, served_of, usage_of
+from gateway.schemas.answers import Served, Telling, Usage, served_of, usage_of
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.conversation import Message, check_messages
 from gateway.schemas.decoding import decode_body
@@ -130,5 +130,5 @@ class Warming:
             replicas=len({one.prefill_worker or one.decode_worker for one in events}),
             prompt_tokens=prompt_tokens,
             usage=usage_of(event),
-            pdgate=served_of(event, self._currency),
+            pdgate=served_of(event, Telling(self._currency, arrival.sees_workers)),
         )

@@ -34,6 +34,20 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionDetails
 
 
+class Telling(msgspec.Struct, frozen=True):
+    """What an answer may say of how it was served."""
+
+    currency: str
+    sees_workers: bool = False
+
+
+class ServedBy(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of the workers, one and the same where there was no pair."""
+
+    prefill: str
+    decode: str
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """How a request was served and what it cost."""
 
@@ -46,6 +60,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano: int
     currency: str
     simulated: bool  # a timed engine made the text
+    workers: ServedBy | msgspec.UnsetType = msgspec.UNSET  # for keys that may know them
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +195,9 @@ def usage_of(event: UsageEvent) -> Usage:
     )
 
 
-def served_of(event: UsageEvent, currency: str) -> Served:
+def served_of(event: UsageEvent, telling: Telling) -> Served:
     """Return the `pdgate` object of a settled request."""
+    workers = ServedBy(prefill=event.prefill_worker or event.decode_worker, decode=event.decode_worker)
     return Served(
         rid=event.rid,
         path=event.path,
@@ -190,8 +206,9 @@ def served_of(event: UsageEvent, currency: str) -> Served:
         cached_tokens=event.tokens.prefill_cached,
         cost=money_text(event.cost),
         cost_nano=event.cost,
-        currency=currency,
+        currency=telling.currency,
         simulated=event.simulated,
+        workers=workers if telling.sees_workers else msgspec.UNSET,
     )
 
 

@@ -12,7 +12,7 @@ from contracts.parsing import TokenLogprob
 from contracts.usage import UsageEvent
 from contracts.wire import Sampling
 from gateway.samples import Sample
-from gateway.schemas.answers import Served, Usage, served_of, usage_of
+from gateway.schemas.answers import Served, Telling, Usage, served_of, usage_of
 from gateway.schemas.chat import Count, Penalty, Probability, StreamOptions
 from gateway.schemas.decoding import MAX_SAMPLES, decode_body, refuse_unsupported, stops_of
 
@@ -141,7 +141,7 @@ def legacy_logprobs(tokens: Sequence[TokenLogprob], *, first_offset: int = 0) ->
 
 
 def completion_of(
-    head: Mapping[str, Any], samples: Sequence[Sample], event: UsageEvent, *, echoed: Sequence[str], currency: str
+    head: Mapping[str, Any], samples: Sequence[Sample], event: UsageEvent, *, echoed: Sequence[str], telling: Telling
 ) -> Completion:
     """Return a whole completion; `head` has id, created and model."""
     choices = [
@@ -159,7 +159,7 @@ def completion_of(
         model=head["model"],
         choices=choices,
         usage=usage_of(event),
-        pdgate=served_of(event, currency),
+        pdgate=served_of(event, telling),
     )
 
 

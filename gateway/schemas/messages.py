@@ -9,7 +9,7 @@ from contracts.errors import BadRequest, ServingError
 from contracts.lifecycle import FinishReason
 from contracts.usage import UsageEvent
 from gateway.samples import Sample
-from gateway.schemas.answers import Served, served_of
+from gateway.schemas.answers import Served, Telling, served_of
 from gateway.schemas.chat import ChatRequest, Count, decode_chat
 from gateway.schemas.decoding import decode_body, stops_of
 
@@ -278,7 +278,7 @@ def stop_reason_of(reason: FinishReason | None, matched_stop: str, num_calls: in
 
 
 def message_of(
-    samples: Sequence[Sample], event: UsageEvent, *, message_id: str, model: str, currency: str
+    samples: Sequence[Sample], event: UsageEvent, *, message_id: str, model: str, telling: Telling
 ) -> MessageAnswer:
     """Return a whole message."""
     (sample,) = samples
@@ -299,7 +299,7 @@ def message_of(
         stop_reason=stop_reason,
         stop_sequence=stop_sequence,
         usage=usage_of_message(event),
-        pdgate=served_of(event, currency),
+        pdgate=served_of(event, telling),
     )
 
 

@@ -12,6 +12,7 @@ from contracts.lifecycle import FinishReason
 from contracts.parsing import Detail, TokenLogprob, ToolCallDelta
 from gateway.outputs import EventStream
 from gateway.samples import Sample
+from gateway.schemas.answers import Telling
 from gateway.schemas.choices import choice_of
 from gateway.sse import ChunkTemplate
 from gateway.writer import EventWriter
@@ -32,7 +33,7 @@ def streamed(chunks, *, num_samples=1, reason=STOP) -> list[dict]:
     loop = asyncio.new_event_loop()
     template = ChunkTemplate(chunk_id="c", created_s=1, model="m", num_samples=num_samples, with_usage=False)
     writer = EventWriter(loop)
-    stream = EventStream(writer, template, num_samples=num_samples, with_usage=False, currency="EUR")
+    stream = EventStream(writer, template, num_samples=num_samples, with_usage=False, telling=Telling("EUR"))
     for sample, text, detail in chunks:
         if detail is None:
             stream.piece(sample, text)

@@ -20,6 +20,7 @@ from gateway.messages import MessageStream
 from gateway.outputs import EventStream
 from gateway.response_book import Kept
 from gateway.responses import Keeper, ResponseStream
+from gateway.schemas.answers import Telling
 from gateway.schemas.response_objects import Response
 from gateway.sse import ChunkTemplate
 from gateway.writer import PING, PING_S, EventWriter
@@ -54,16 +55,16 @@ def stream_of(kind: str, loop: asyncio.AbstractEventLoop, *, with_usage: bool = 
     match kind:
         case "chat":
             template = ChunkTemplate(chunk_id="c", created_s=1, model="m", num_samples=1, with_usage=with_usage)
-            return EventStream(writer, template, num_samples=1, with_usage=with_usage, currency="EUR")
+            return EventStream(writer, template, num_samples=1, with_usage=with_usage, telling=Telling("EUR"))
         case "completion":
             head = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
-            return CompletionStream(writer, head, echoed=[""], with_usage=with_usage, currency="EUR")
+            return CompletionStream(writer, head, echoed=[""], with_usage=with_usage, telling=Telling("EUR"))
         case "message":
-            return MessageStream(writer, message_id="m", model="m", prompt_tokens=3, currency="EUR")
+            return MessageStream(writer, message_id="m", model="m", prompt_tokens=3, telling=Telling("EUR"))
         case _:
             response = Response(id="resp_1", created_at=1, model="m", status="in_progress")
             kept = Kept(org="o", gateway_id="g", response=response, input_items=[], conversation=[])
-            return ResponseStream(writer, Keeper(None, kept, currency="EUR"), rid="r")
+            return ResponseStream(writer, Keeper(None, kept, telling=Telling("EUR")), rid="r")
 
 
 def frames(raw: bytes) -> list[str]:

@@ -16,7 +16,7 @@ from contracts.lifecycle import FinishReason, Phase, Role
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
 from contracts.usage import Outcome
-from contracts.wire import Change, Submit
+from contracts.wire import Change, Continue, Submit
 from gateway.changes import announce
 from gateway.limits import Limits
 from gateway.tenants import publish_key_state
@@ -258,6 +258,8 @@ async def check_that_all_is_back(replicas: Replicas, outcome: str) -> None:
                     handle = await replicas.worker.open(submit.rid, Phase.UNIFIED)
                     await handle.tokens("x")
                     await handle.finish(FinishReason.ERROR, prompt=8, completion=1)
+                    assert isinstance(await replicas.scheduler.next(), Continue)
+                    await replicas.scheduler.refused(submit, "interrupted", "no worker goes on")
     await eventually(lambda: _none(replicas.running()))
     await eventually(lambda: _none(first.redis.zcard(keys.open_reservations(first.org.id))))
     money = await first.redis.hgetall(keys.budget(first.org.id, "key", first.key.id))
@@ -336,3 +338,38 @@ async def test_a_revoked_key_is_refused_by_every_replica_at_once(replicas: Repli
 
 async def _none(count: Any) -> bool:
     return not await count
+
+
+async def test_uncached_tokens_that_were_found_cached_are_free_again_while_the_answer_runs(rig: Rig):
+    """The whole prompt is reserved as uncached; the rest is free as soon as the prefill side tells."""
+    await rig.tenant(limits=Limits(uncached_prompt_tokens_per_minute=60_000, prompt_tokens_per_minute=60_000))
+
+    async def taken(meter: str) -> float:
+        bucket = keys.rate_bucket(rig.org.id, "key", rig.key.id, meter)
+        level, at = await rig.redis.hmget(bucket, "level", "at")
+        return 60_000 - int(level) / 1000 if at else 0.0
+
+    async with asyncio.TaskGroup() as tasks:
+        text = "one and two " * 100
+        body = {**HELLO, "messages": [{"role": "user", "content": text}], "max_tokens": 9}
+        asked = tasks.create_task(rig.client.post("/v1/chat/completions", content=json.dumps(body)))
+        submit = await rig.scheduler.submit()
+        prompt = len(submit.prompt) // 4
+        assert prompt > 200
+        before = await taken("uncached_prompt_tokens")
+        assert before == await taken("prompt_tokens") == prompt
+        await rig.scheduler.placed(submit, prefill=rig.prefill, decode=rig.decode)
+        computing = await rig.prefill.open(submit.rid, Phase.PREFILL)
+        answering = await rig.decode.open(submit.rid, Phase.DECODE)
+        await computing.finish(FinishReason.LENGTH, prompt=prompt, cached=prompt - 10)
+        await eventually(lambda: rig.redis.exists(keys.reservation_cached(rig.org.id, submit.rid)))
+        assert await taken("uncached_prompt_tokens") <= 10
+        assert await taken("prompt_tokens") == prompt
+        assert not asked.done()
+        await answering.tokens("x")
+        await answering.finish(FinishReason.STOP, prompt=prompt, completion=1)
+    assert asked.result().status_code == 200
+    event = await rig.usage(submit.rid)
+    assert (event.tokens.prefill_computed, event.tokens.prefill_cached) == (10, prompt - 10)
+    assert await taken("uncached_prompt_tokens") <= 10  # the settlement gives nothing back twice
+    assert not await rig.redis.exists(keys.reservation_cached(rig.org.id, submit.rid))

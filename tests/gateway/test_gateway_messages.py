@@ -11,6 +11,7 @@ from contracts.errors import BadRequest
 from contracts.lifecycle import FinishReason, Phase
 from contracts.parsing import Detail, ToolCallDelta
 from gateway.messages import MessageStream
+from gateway.schemas.answers import Telling
 from gateway.schemas.messages import anthropic_body, arguments_of, stop_reason_of
 from gateway.writer import EventWriter
 
@@ -137,7 +138,7 @@ async def test_tokens_are_counted_as_the_prompt_is_submitted(rig: Rig):
 
 def message_stream() -> MessageStream:
     writer = EventWriter(asyncio.get_running_loop())
-    return MessageStream(writer, message_id="msg_1", model="m", prompt_tokens=3, currency="EUR")
+    return MessageStream(writer, message_id="msg_1", model="m", prompt_tokens=3, telling=Telling("EUR"))
 
 
 async def test_reasoning_text_and_calls_are_blocks_of_their_own_one_after_the_other():

@@ -23,7 +23,7 @@ from gateway.outputs import EventStream
 from gateway.prompt import TokenizerUnusable, load_prompt
 from gateway.pump import begin
 from gateway.refusals import error_of_refusal
-from gateway.schemas.answers import money_text
+from gateway.schemas.answers import Telling, money_text
 from gateway.schemas.conversation import Message
 from gateway.single_flight import SingleFlight
 from gateway.sse import DONE, ChunkTemplate
@@ -159,7 +159,7 @@ def test_a_template_may_refuse_and_may_not_reach_out(models_dir: Path, tmp_path:
 def event_stream(*, with_usage: bool = False) -> EventStream:
     template = ChunkTemplate(chunk_id="c", created_s=1, model="m", num_samples=1, with_usage=with_usage)
     loop = asyncio.get_running_loop()
-    return EventStream(EventWriter(loop), template, num_samples=1, with_usage=with_usage, currency="EUR")
+    return EventStream(EventWriter(loop), template, num_samples=1, with_usage=with_usage, telling=Telling("EUR"))
 
 
 class Sent(list[bytes]):

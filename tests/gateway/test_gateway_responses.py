@@ -14,6 +14,7 @@ from contracts.parsing import Detail, ToolCallDelta
 from contracts.usage import Outcome
 from gateway.response_book import Kept
 from gateway.responses import Keeper, ResponseStream
+from gateway.schemas.answers import Telling
 from gateway.schemas.response_objects import Response
 from gateway.schemas.responses import InputItem, messages_of
 from gateway.writer import EventWriter
@@ -232,7 +233,9 @@ def test_input_items_become_chat_messages():
 async def test_reasoning_and_calls_are_items_of_their_own():
     response = Response(id="resp_1", created_at=1, model="m", status="in_progress")
     kept = Kept(org="o", gateway_id="g", response=response, input_items=[], conversation=[])
-    stream = ResponseStream(EventWriter(asyncio.get_running_loop()), Keeper(None, kept, currency="EUR"), rid="r")
+    stream = ResponseStream(
+        EventWriter(asyncio.get_running_loop()), Keeper(None, kept, telling=Telling("EUR")), rid="r"
+    )
     stream.detailed(0, "", Detail(reasoning="Hm"))
     stream.detailed(0, "", Detail(tool_calls=(ToolCallDelta(index=0, id="call_a", name="look", arguments='{"a":'),)))
     stream.detailed(0, "", Detail(tool_calls=(ToolCallDelta(index=0, arguments="1}"),)))

@@ -17,6 +17,8 @@ const seen = {};
 for (const [name, one] of Object.entries(models)) {
   const options = {
     model: one, prompt: "What is the weather?", maxOutputTokens: 120, maxRetries: 0, temperature: 0,
+    // Random weights would go on calling until the last token.
+    providerOptions: { openai: { parallelToolCalls: false }, anthropic: { disableParallelToolUse: true } },
   };
   const called = await generateText({
     ...options,
