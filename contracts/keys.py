@@ -149,6 +149,11 @@ def steering(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:steering"
 
 
+def schedulers(pool: str) -> str:
+    """Return the sorted set of the scheduler processes that serve the pool, by lease expiry in Unix ms."""
+    return f"pdgate:{{m:{pool}}}:schedulers"
+
+
 def learned(pool: str) -> str:
     """Return what the pool's leader has learned and decided, for the next one (scheduler.legacy.Legacy, msgpack)."""
     return f"pdgate:{{m:{pool}}}:learned"

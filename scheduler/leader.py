@@ -18,6 +18,10 @@ from contracts import keys
 log = structlog.get_logger()
 
 
+_TURN_POLLS = 2
+"""How many looks at a free lease are left to each scheduler that should rather lead."""
+
+
 class LeadershipLost(Exception):
     """The lease is another's, gone, or could not be renewed in time."""
 
@@ -58,28 +62,39 @@ class LeaderLease:
         """Whether this scheduler leads at this instant, by its own clock."""
         return self._now_s() < self._valid_until_s
 
-    async def acquire(self, epoch_seen: Callable[[], int]) -> int:
-        """Wait until this scheduler leads; return the epoch. `epoch_seen`: highest that workers know."""
+    async def acquire(self, epoch_seen: Callable[[], int], rank: Callable[[str], int] = lambda _: 0) -> int:
+        """Wait until this scheduler leads; return the epoch.
+
+        Args:
+            epoch_seen: the highest epoch that workers know.
+            rank: how many others should lead rather than this one, given who led last; each is left some time.
+        """
         away = False
+        last, free_since_s = "", None
         while True:
             asked_s = self._now_s()
+            wait_s = rank(last) * _TURN_POLLS * self._poll_s
+            due = not wait_s or (free_since_s is not None and asked_s - free_since_s >= wait_s)
+            epoch, held = 0, b""
             try:
                 async with asyncio.timeout(self._ttl_s):
-                    epoch = int(
-                        await self._elect(
-                            keys=[keys.leader(self._pool), keys.leader_epoch(self._pool)],
-                            args=[self._scheduler_id, epoch_seen(), int(self._ttl_s * 1000)],
-                        )
+                    epoch, held = await self._elect(
+                        keys=[keys.leader(self._pool), keys.leader_epoch(self._pool)],
+                        args=[self._scheduler_id, epoch_seen(), int(self._ttl_s * 1000), int(due)],
                     )
                 away = False
             except (RedisError, TimeoutError) as error:
                 if not away:
                     log.warning("election_failed", pool=self._pool, error=str(error))
-                away, epoch = True, 0
+                away = True
             if epoch:
-                self.epoch = epoch
+                self.epoch = int(epoch)
                 self._valid_until_s = asked_s + self._ttl_s
-                return epoch
+                return self.epoch
+            if held:
+                last, free_since_s = held.decode().rpartition(":")[0], None
+            elif free_since_s is None and not away:
+                free_since_s = asked_s
             await asyncio.sleep(self._poll_s)
 
     async def hold(self) -> None:

@@ -41,6 +41,7 @@ from scheduler.registry import WorkerRegistry
 from scheduler.retries import Retries, RetryBudget, largest_kv_tokens
 from scheduler.settings import Settings, Timing
 from scheduler.settlement import DeadGateways
+from scheduler.shares import Shares
 from scheduler.spans import Spans
 from scheduler.takeover import Takeover
 from scheduler.verdicts import Verdicts
@@ -112,6 +113,7 @@ class PoolScheduler:
             renew_s=self._timing.lease_renew_s,
             poll_s=self._timing.elect_poll_s,
         )
+        self.shares = Shares(redis, pool, settings.id)
         self.term: Term | None = None
 
     def _send(self, worker: Worker, command: pb.ControlCommand) -> bool:
@@ -124,13 +126,16 @@ class PoolScheduler:
         """Serve until cancelled, then give the lease up."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.registry.run())
+            tasks.create_task(self.shares.run())
             tasks.create_task(self._stand_and_lead())
 
     async def _stand_and_lead(self) -> None:
         await self.registry.discovered.wait()
         try:
             while True:
-                epoch = await self.lease.acquire(lambda: self.registry.highest_epoch)
+                epoch = await self.lease.acquire(
+                    lambda: self.registry.highest_epoch, lambda last: self.shares.rank(without=last)
+                )
                 log.info("leading", pool=self.pool, scheduler_id=self._settings.id, epoch=epoch)
                 try:
                     await self._lead()
@@ -156,6 +161,7 @@ class PoolScheduler:
             memory=self.memory,
             spans=self._spans,
             actuator=self.actuator,
+            shares=self.shares,
             limits=self._limits,
             timing=self._timing,
             helm=self._helm or self._settings.helm,
@@ -183,6 +189,7 @@ class Term:
         memory: PoolMemory,
         spans: Spans,
         actuator: Actuator,
+        shares: Shares,
         limits: Limits,
         timing: Timing,
         helm: HelmSettings,
@@ -192,6 +199,8 @@ class Term:
         self._lease = lease
         self._registry = registry
         self._actuator = actuator
+        self._shares = shares
+        self._began_s = time.monotonic()
         self._orders = Orders(redis, pool, registry=registry, actuator=actuator)
         self._timing = timing
         self._outcomes_key = keys.outcomes(pool)
@@ -314,6 +323,13 @@ class Term:
         await self._deposed.wait()
         raise LeadershipLost("a worker has seen a higher epoch")
 
+    def _hand_back(self) -> None:
+        """Give the lease up to the process whose share the pool is, between two changes of roles."""
+        # The term's own age counts too: if nobody takes the lease, this process serves on for a while.
+        for_s = min(self._shares.out_of_turn_s, time.monotonic() - self._began_s)
+        if for_s >= self._timing.hand_back_after_s and not self._actuator.busy:
+            raise LeadershipLost("the pool is another scheduler's share")
+
     async def _take_over(self) -> None:
         while True:
             try:
@@ -380,6 +396,7 @@ class Term:
         """Look after what no message tells: dead gateways, lost outcomes, entries read by a former leader."""
         while True:
             await asyncio.sleep(self._timing.gateway_poll_s)
+            self._hand_back()
             try:
                 await self._dead_gateways.look()
                 await self._forget_settled_unheard()

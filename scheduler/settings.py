@@ -24,8 +24,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dead_after_s: Positive = 1.0
     """Silence, or time without a stream, after which a worker's requests count as lost."""
     pools: tuple[str, ...] = ()
-    """Pools that this process serves, so that many pools can be parted among processes; none = all. Each pool needs
-    at least one process, better two."""
+    """Pools that this process serves; none = all, of which it leads its share. Each pool needs at least one process,
+    better two."""
     ratio_mode: Literal["auto", "shadow", "manual"] = "auto"
     """Who decides how many workers prefill and decode, unless an operator set it per pool: the controller;
     nobody, and the controller only says what it would do; or the roles that workers started with."""
@@ -60,6 +60,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     lease_ttl_s: float = 1.5
     lease_renew_s: float = 0.5
     elect_poll_s: float = 0.2
+    hand_back_after_s: float = 20.0
+    """How long another process must have been the first for a pool before its leader gives it up."""
     gateway_poll_s: float = 1.0
     gateway_dead_after_s: float = 3.0
     hand_off_min_s: float = 5.0

@@ -66,7 +66,14 @@ FAST = LatencyModel(
 )
 SLOW_PREFILL = msgspec.structs.replace(FAST, prefill=PrefillCost(fixed_ms=60_000.0, per_token_ms=0.0))
 SLOW_DECODE = msgspec.structs.replace(FAST, decode=DecodeCost(fixed_ms=50.0))
-TIMING = Timing(discover_s=0.05, gateway_poll_s=0.1, gateway_dead_after_s=0.5, outcome_poll_s=0.05, tick_s=0.05)
+TIMING = Timing(
+    discover_s=0.05,
+    gateway_poll_s=0.1,
+    gateway_dead_after_s=0.5,
+    outcome_poll_s=0.05,
+    tick_s=0.05,
+    hand_back_after_s=3600.0,
+)
 PRICE = Price(
     version=1,
     model="tiny",
