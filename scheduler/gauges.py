@@ -4,10 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from contracts.lifecycle import Role, WorkerState
+from contracts.lifecycle import Role
 from observability.metrics import Instruments
 from scheduler.pool import PoolScheduler
-from scheduler.worker import Standing, Worker
+from scheduler.transitions import shown_state
 
 Observations = Iterable[tuple[float, dict[str, str]]]
 
@@ -41,7 +41,9 @@ class Gauges:
 
     def workers(self) -> Observations:
         """Yield the number of workers per role and state."""
-        counts = Counter((pool.pool, w.role.value, _state(w)) for pool in self._pools for w in pool.registry.workers())
+        counts = Counter(
+            (pool.pool, w.role.value, shown_state(w)) for pool in self._pools for w in pool.registry.workers()
+        )
         return [(n, {"pool": pool, "role": role, "state": state}) for (pool, role, state), n in counts.items()]
 
     def pairs(self) -> Observations:
@@ -105,12 +107,3 @@ class Gauges:
         roles = Counter(w.role for w in pool.registry.workers() if w.ready or (w.leased and not ready_only))
         if roles[Role.DECODE]:
             yield roles[Role.PREFILL] / roles[Role.DECODE], {"pool": pool.pool}
-
-
-def _state(worker: Worker) -> str:
-    """Return the worker's own state, or how we stand with it when that is worse."""
-    if worker.standing is not Standing.UP:
-        return worker.standing.value
-    if not worker.leased:
-        return WorkerState.STOPPED.value
-    return worker.state.value

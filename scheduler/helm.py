@@ -41,6 +41,7 @@ from scheduler.policy.ratio import Mode, Move
 from scheduler.policy.sight import RatioLimits
 from scheduler.profile import PoolProfile
 from scheduler.registry import WorkerRegistry
+from scheduler.transitions import Transitions
 from scheduler.waiting import WaitingQueue
 from scheduler.window import SloWindow
 
@@ -121,6 +122,7 @@ class Helm:
             limits=settings.ratio,
         )
         actuator.ended = self._flipped
+        self._transitions = Transitions(pool, instruments)
         self._course = Course(
             registry=registry,
             waiting=waiting,
@@ -203,7 +205,9 @@ class Helm:
         if point or changed:  # gateways send those who agreed to a local model as soon as they see it
             self._outbox.write(add_command(self._pool, self._course.point()))
             self._outbox.write(save_command(self._pool, self._memory, self.controller, self.ladder))
-        self.decisions.workers(list(self._registry.workers()))
+        workers = list(self._registry.workers())
+        self._transitions.look(workers)
+        self.decisions.workers(workers)
         self.decisions.flush()
 
     async def _read_steering(self) -> None:

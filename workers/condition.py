@@ -77,6 +77,11 @@ class Condition:
         return self._now_s() - self._progress_at_s > 2 * self._grace_s or self._assignments.engine_stuck
 
     @property
+    def progress_age_s(self) -> float:
+        """Seconds since the last token, chunk or idleness."""
+        return self._now_s() - self._progress_at_s
+
+    @property
     def progressing(self) -> bool:
         """False when work is there and nothing has moved for the grace period."""
         return self._now_s() - self._progress_at_s <= self._grace_s and not self._assignments.engine_stuck

@@ -313,6 +313,7 @@ def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings
     observe("pdgate_worker_running", lambda: [(server.condition.load.num_running, labels)])
     observe("pdgate_worker_waiting", lambda: [(server.condition.load.num_waiting, labels)])
     observe("pdgate_worker_kv_used", lambda: [(server.condition.load.kv_used_tokens / capacity, labels)])
+    observe("pdgate_worker_progress_age_seconds", lambda: [(server.condition.progress_age_s, labels)])
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """What telemetry promises: declared labels, a bounded number of series, and no harm to who records."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -86,3 +88,36 @@ def test_no_label_names_a_tenant_a_request_or_an_address() -> None:
     for declared in (*COUNTERS.values(), *HISTOGRAMS.values(), *GAUGES.values()):
         assert not NEVER_A_LABEL & set(declared.labels), declared.name
         assert declared.help.endswith("."), declared.name
+
+
+RECORDED_AS = {  # histograms, by the method of Instruments that records them
+    "time_to_first_token_seconds": "ttft", "time_per_output_token_seconds": "tpot",
+    "request_duration_seconds": "duration", "phase_seconds": "phase", "settlement_lag_seconds": "settlement_lag",
+    "queue_wait_seconds": "queue_wait", "kv_transfer_latency_seconds": "transfer", "drain_seconds": "drain",
+    "switch_seconds": "switch", "event_loop_lag_seconds": "event_loop_lag",
+}  # fmt: skip
+
+
+def calls_in_the_services() -> tuple[set[str], set[str]]:
+    """Return what is called on instruments in the four services, and every string given to a call of `observe`."""
+    repository = Path(__file__).parents[2]
+    used, observed = set(), set()
+    for package in ("gateway", "scheduler", "workers", "billing", "observability"):
+        for file in (repository / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                called = ast.unparse(node.func)
+                if "instruments." in called:
+                    used.add(called.rpartition("instruments.")[2])
+                if called.endswith("observe") and node.args and isinstance(node.args[0], ast.Constant):
+                    observed.add(node.args[0].value)
+    return used, observed
+
+
+def test_every_declared_instrument_is_recorded_somewhere() -> None:
+    used, observed = calls_in_the_services()
+    names = {"request_slo": "slo"}
+    assert {f"{names.get(name, name)}.add" for name in COUNTERS} - used == set()
+    assert {RECORDED_AS[name] for name in HISTOGRAMS} - used == set()
+    assert set(GAUGES) - observed == set()
