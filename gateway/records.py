@@ -31,13 +31,19 @@ class Records:
         instruments.settlement_lag(lag_ms, model=event.model)
         for meter in Meter:
             instruments.tokens.add(tokens.of(meter), {"meter": meter.value, "model": event.model})
+        phases: dict[str, float] = {}
         if timings is not None:
             instruments.ttft(timings.ttft_ms, trace_id=trace_id, model=event.model, tier=event.tier)
             if timings.decode_tokens > 1:
                 instruments.tpot(timings.tpot_ms, trace_id=trace_id, model=event.model, tier=event.tier)
             instruments.duration(timings.total_ms, trace_id=trace_id, model=event.model, tier=event.tier)
-            phases = {"queue": timings.queue_ms, "prefill": timings.prefill_ms, "transfer": timings.transfer_ms}
-            for phase, lasted_ms in {**phases, "decode": timings.decode_ms}.items():
+            phases = {
+                "queue": timings.queue_ms,
+                "prefill": timings.prefill_ms,
+                "transfer": timings.transfer_ms,
+                "decode": timings.decode_ms,
+            }
+            for phase, lasted_ms in phases.items():
                 instruments.phase(lasted_ms, model=event.model, phase=phase)
         log.info(
             "request_finished",
@@ -59,6 +65,7 @@ class Records:
             ttft_ms=None if timings is None else round(timings.ttft_ms, 3),
             tpot_ms=None if timings is None else round(timings.tpot_ms, 3),
             total_ms=None if timings is None else round(timings.total_ms, 3),
+            **{f"{phase}_ms": round(lasted_ms, 3) for phase, lasted_ms in phases.items()},
             settlement_lag_ms=round(lag_ms, 3),
             estimated=event.estimated,
             trace_id=trace_id or None,
