@@ -145,15 +145,18 @@ class Bench:
             for reader in readers[:half]:
                 tasks.create_task(reader.run(http))
             await until(lambda: sum(len(r.read_s) for r in readers) > BEFORE_TOKENS * half or fault is None, 60, 0.005)
-            for reader in readers[half:]:  # some are in their prefill when the fault comes
+            later, last = readers[half : half + half // 2], readers[half + half // 2 :]
+            for reader in later:  # some are in their prefill when the fault comes
                 tasks.create_task(reader.run(http))
             if fault is not None:
-                await until(lambda: any(r.read_s for r in readers[half:]), 60, 0.002)
+                await until(lambda: any(r.read_s for r in later), 60, 0.002)
                 fault_s = time.time()
                 fault.begin(self)
-                if fault.after_s:
-                    await asyncio.sleep(fault.after_s)
-                    fault.end(self)
+            for reader in last:  # and some begin after it, before anybody can know
+                tasks.create_task(reader.run(http))
+            if fault is not None and fault.after_s:
+                await asyncio.sleep(fault.after_s)
+                fault.end(self)
         if fault is not None and not fault.after_s:
             fault.end(self)
         return readers, fault_s

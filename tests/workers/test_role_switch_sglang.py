@@ -1,18 +1,22 @@
 """The real pair changes places and back: equal text each time, the times printed."""
 
 import asyncio
+from collections.abc import Callable
 
+import msgspec
 import pytest
 import structlog
+from redis.asyncio import Redis
 
-from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.keys import worker_lease
+from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.prefix import HASH_FORMAT, prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import ROLE_TO_PB, pack_ids
-from tests.engines import Engines
+from contracts.wire import ROLE_TO_PB, Registration, pack_ids
+from tests.engines import BOOT_S, Engines, EngineWorker
 from tests.workers.peers import Gateway, Leader, new_attempt, pair_submits, submit_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(840)]
 
 log = structlog.get_logger()
 
@@ -102,24 +106,68 @@ async def test_the_real_pair_changes_places_and_back_and_says_the_same(engines):
 
 async def bootstrap_of(engines: Engines, side: Side) -> tuple[str, int]:
     """Wait until the lease tells of the new life, and return its bootstrap address."""
-    import msgspec
-    from redis.asyncio import Redis
+    lease = await lease_of(engines, side.worker, Role.PREFILL, lambda found: found.epoch == side.epoch, within_s=10)
+    return lease.bootstrap_host, lease.bootstrap_port
 
-    from contracts.keys import worker_lease
-    from contracts.wire import Registration
 
+async def lease_of(
+    engines: Engines, worker: EngineWorker, role: Role, wanted: Callable[[Registration], bool], *, within_s: float
+) -> Registration:
+    """Wait until a worker's lease says that it is ready in a role, and is the wanted one."""
     redis = Redis.from_url(engines.redis_url)
-    registration = side.worker.registration
+    registration = worker.registration
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(within_s):
             while True:
                 raw = await redis.get(worker_lease(registration.pool, registration.worker_id))
                 lease = msgspec.msgpack.decode(raw, type=Registration) if raw else None
-                if lease is not None and lease.epoch == side.epoch and lease.role is Role.PREFILL:
-                    return lease.bootstrap_host, lease.bootstrap_port
+                if lease is not None and lease.role is role and lease.state is WorkerState.READY and wanted(lease):
+                    return lease
                 await asyncio.sleep(0.05)
     finally:
         await redis.aclose()
+
+
+async def restarted(engines: Engines, worker: EngineWorker, role: Role) -> None:
+    """Ask for a role that only another process of the engine can have, and wait for it."""
+    before = worker.epoch
+    async with asyncio.TaskGroup() as tasks:
+        leader = Leader(worker.address, epoch=EPOCH)
+        await leader.open(tasks)
+        await leader.send(set_role=pb.SetRole(role=ROLE_TO_PB[role], leader_epoch=EPOCH))
+        lease = await lease_of(engines, worker, role, lambda found: found.epoch > before, within_s=BOOT_S)
+        await leader.close()
+    worker.registration, worker.epoch, worker.address = lease, lease.epoch, lease.address
+    worker.bootstrap = (lease.bootstrap_host, lease.bootstrap_port)
+
+
+async def test_a_worker_of_the_real_pair_starts_again_as_unified_and_comes_back(engines):
+    """Under the direct hand-off no call of SGLang leads to or from unified: the process starts again in its place."""
+    wanted, pid = await reference(engines), engines.decode.process.pid
+    await restarted(engines, engines.decode, Role.UNIFIED)
+    assert (engines.decode.process.poll(), engines.decode.registration.pid) == (None, pid)
+    async with asyncio.TaskGroup() as tasks:
+        leader = Leader(engines.decode.address, epoch=EPOCH)
+        gateway = Gateway(engines.decode.address, gateway_id="alone")
+        await leader.open(tasks)
+        await gateway.attach(tasks, epoch=engines.decode.epoch)
+        texts = []
+        for prompt in engines.prompts:
+            attempt = new_attempt()
+            submit = submit_of(engines.decode, prompt, attempt=attempt, epoch=EPOCH, gateway_id="alone", **GREEDY)
+            await leader.send(submit=submit)
+            texts.append((await gateway.answer(attempt, within_s=60)).text)
+        await gateway.detach()
+        await leader.close()
+    assert texts == wanted
+    await restarted(engines, engines.decode, Role.DECODE)
+    async with asyncio.TaskGroup() as tasks:
+        sides = [Side(worker, Leader(worker.address, epoch=EPOCH)) for worker in (engines.prefill, engines.decode)]
+        for side in sides:
+            await side.leader.open(tasks)
+        assert await texts_of(engines, *sides, "back") == wanted
+        for side in sides:
+            await side.leader.close()
 
 
 async def test_the_real_engine_tells_the_blocks_that_a_gateway_computes(engines):
