@@ -95,7 +95,6 @@ async def _start(
         worker_id=settings.id,
         epoch=int(time.time() * 1000),
         pool=settings.pool,
-        kv_bytes_per_token=settings.kv_bytes_per_token,
     )
     kv = KvTable(revision)
     server = WorkerServer(
