@@ -24,6 +24,7 @@ from contracts.settlement import SettlementScripts
 from contracts.usage import Outcome
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
+from gateway.admin.money import Money
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
 from gateway.auth import DATABASE_ERRORS, Authenticator
@@ -378,7 +379,8 @@ def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
         prices=gateway.prices,
     )
     playground = playground_routes(desk, gateway.starter, gateway.chat, gateway.answers, gateway.auth, edge)
-    return view_routes(desk, playground)
+    money = Money(gateway.redis, token=gateway.settings.billing_admin_token)
+    return view_routes(desk, playground, gateway.portal.people, gateway.portal.links, money)
 
 
 def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:

@@ -109,6 +109,7 @@ class Roster:
                     "DATABASE_URL": self._database_url,
                     "MODELS_DIR": str(self.models),
                     "JOURNAL_DIR": str(self._layout.journal("gateway")),
+                    "BILLING_ADMIN_TOKEN": self._admin_token,
                 },
             ),
         ]

@@ -23,9 +23,25 @@ MENU: Final[Sequence[tuple[str, Sequence[Place]]]] = (
         Place("Playground", "/portal/playground", Right.PLAY),
         Place("Usage", "/portal/usage", Right.USAGE),
         Place("Requests", "/portal/requests", Right.USAGE),
+        Place("Status", "/portal/status", Right.READ),
     )),
     ("Access", (
         Place("Projects and keys", "/portal/keys", Right.READ),
+        Place("Members", "/portal/members", Right.READ),
+        Place("Audit log", "/portal/audit", Right.AUDIT),
+    )),
+    ("Money", (
+        Place("Budgets", "/portal/budgets", Right.COSTS),
+        Place("Invoices", "/portal/invoices", Right.COSTS),
+        Place("Credits", "/portal/credits", Right.COSTS),
+        Place("Webhooks", "/portal/webhooks", Right.COSTS),
+    )),
+    ("Fleet", (
+        Place("Workers", "/portal/fleet", Right.FLEET),
+        Place("Targets", "/portal/fleet/targets", Right.FLEET),
+        Place("Tenants", "/portal/fleet/tenants", Right.FLEET),
+        Place("Prices", "/portal/fleet/prices", Right.FLEET),
+        Place("Margin", "/portal/fleet/margin", Right.FLEET),
     )),
 )  # fmt: skip
 

@@ -107,6 +107,11 @@
   document.addEventListener("htmx:configRequest", (event) => {
     event.detail.headers["x-csrf-token"] = document.querySelector('meta[name="csrf-token"]').content;
   });
+  // What refreshes itself must not take away what somebody reads, opened or stands on.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const part = event.detail.elt;
+    if (document.hidden || part.contains(document.activeElement) || part.querySelector("details[open]")) event.preventDefault();
+  });
   document.addEventListener("htmx:load", (event) => { if (event.detail.elt !== document.body) prepare(event.detail.elt); });
   let due = 0;
   const again = () => { clearTimeout(due); due = setTimeout(() => drawAll(document), 120); };

@@ -8,14 +8,24 @@ from collections.abc import Sequence
 
 from litestar.handlers import HTTPRouteHandler
 
+from gateway.portal.links import Links
+from gateway.portal.people import People
+from gateway.portal.views.audit import audit_view_routes
 from gateway.portal.views.desk import Desk
+from gateway.portal.views.economics import economics_view_routes
+from gateway.portal.views.fleet import fleet_view_routes
 from gateway.portal.views.keys import key_view_routes
+from gateway.portal.views.money import MoneyWriter, money_view_routes
 from gateway.portal.views.overview import overview_routes
+from gateway.portal.views.people import people_view_routes
 from gateway.portal.views.requests import request_view_routes
+from gateway.portal.views.status import status_view_routes
 from gateway.portal.views.usage import usage_view_routes
 
 
-def view_routes(desk: Desk, playground: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+def view_routes(
+    desk: Desk, playground: Sequence[HTTPRouteHandler], people: People, links: Links, writer: MoneyWriter
+) -> list[HTTPRouteHandler]:
     """Return the handlers of every view."""
     return [
         *overview_routes(desk),
@@ -23,4 +33,10 @@ def view_routes(desk: Desk, playground: Sequence[HTTPRouteHandler]) -> list[HTTP
         *request_view_routes(desk),
         *key_view_routes(desk),
         *playground,
+        *money_view_routes(desk, writer),
+        *people_view_routes(desk, people, links),
+        *audit_view_routes(desk, people),
+        *status_view_routes(desk),
+        *fleet_view_routes(desk),
+        *economics_view_routes(desk),
     ]

@@ -7,11 +7,13 @@ from typing import Any
 
 from litestar import Response
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from contracts.catalog import Catalog
 from contracts.errors import ServingError
 from contracts.rating import Price
+from contracts.series import Point, read_series
 from gateway.fleet import Fleet
 from gateway.lookup import Lookup
 from gateway.portal.door import AnyRequest, Door, Visit
@@ -63,6 +65,13 @@ class Desk:
         """Return a connection for pages of operators."""
         async with self.engine.connect() as db:
             yield db
+
+    async def course(self, pool: str, hours: float) -> Sequence[Point]:
+        """Return the points of a pool's last hours, the oldest first; none while Redis is away."""
+        try:
+            return await read_series(self.redis, pool, since_unix_ms=int((self.now_s() - hours * 3600) * 1000))
+        except (RedisError, OSError):
+            return []
 
     def show(self, request: AnyRequest, template: str, visit: Visit, **values: Any) -> Response[str]:
         """Return a page, with the menu of what this role may see."""

@@ -1,0 +1,48 @@
+"""Writes of money go to billing's Admin service; its address is in Redis."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc.aio
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.errors import BadRequest, DependencyDown
+from contracts.v1 import billing_pb2_grpc
+
+_TIMEOUT_S: Final = 30.0
+_CALLERS_FAULT: Final = frozenset(
+    (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.ALREADY_EXISTS,
+    )
+)
+
+
+class Money:
+    """Calls billing. Errors: BadRequest with billing's own sentence, DependencyDown."""
+
+    def __init__(self, redis: Redis, *, token: str) -> None:
+        self._redis = redis
+        self._token = token
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Return billing's answer to one call of contracts/v1/billing.proto."""
+        try:
+            address: Any = await self._redis.get(keys.BILLING_ADMIN)
+        except (RedisError, OSError):
+            address = None
+        if address is None or not self._token:
+            raise DependencyDown("Billing cannot be reached right now.", retry_after_s=5)
+        async with grpc.aio.insecure_channel(address.decode()) as channel:
+            stub: Any = billing_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
+            ask: Callable[..., Awaitable[Any]] = getattr(stub, method)
+            try:
+                return await ask(request, timeout=_TIMEOUT_S, metadata=(("authorization", f"Bearer {self._token}"),))
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _CALLERS_FAULT:
+                    raise BadRequest(error.details() or "Billing refused this.") from None
+                raise DependencyDown(f"Billing answered {error.code().name}.", retry_after_s=5) from None

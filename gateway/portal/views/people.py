@@ -1,0 +1,99 @@
+"""`/portal/members`: who is here with which role, and who is invited."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+
+from contracts.errors import BadRequest, NotFound
+from gateway.portal.door import AnyRequest, NotAllowed, Visit
+from gateway.portal.links import Links
+from gateway.portal.people import People
+from gateway.portal.roles import MEMBER_ROLES, Right, Role, may_give
+from gateway.portal.views.desk import Desk
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A one-time link on its way to the one page that shows it."""
+
+    words: str
+    address: str
+
+
+def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRouteHandler]:
+    """Return the handlers of members."""
+
+    async def page(request: AnyRequest, visit: Visit, shown: Shown | None = None) -> Response[str]:
+        manages = visit.may(Right.MEMBERS)
+        invites = await links.list_invites(visit.tenant) if manages else []
+        return desk.show(
+            request,
+            "members",
+            visit,
+            members=await people.members(visit.tenant),
+            invites=[one for one in invites if one.state == "open"],
+            roles=[role.value for role in MEMBER_ROLES if may_give(visit.role, role)],
+            shown=shown,
+        )
+
+    async def about(visit: Visit, person_id: str) -> Role:
+        role = await people.role_of(visit.tenant, person_id)
+        if role is None:
+            raise NotFound("There is no such member.")
+        if not may_give(visit.role, role):
+            raise NotAllowed("Only owners change owners.")
+        return role
+
+    @get("/portal/members")
+    async def list_members(request: Request[Any, Any, Any]) -> Response[str]:
+        """Show members and open invites."""
+        return await page(request, await desk.enter(request, Right.READ))
+
+    @post("/portal/members", status_code=200)
+    async def invite(request: Request[Any, Any, Any]) -> Response[str]:
+        """Make an invite and show its link, this once."""
+        visit = await desk.enter(request, Right.MEMBERS)
+        form = await desk.door.form(request, visit)
+        role = _role(form.get("role"), visit)
+        link, token = await links.invite(visit.tenant, str(form.get("email", "")), role, actor=visit.actor)
+        address = f"{desk.door.transport.origin(request.scope)}/portal/invite/{token}"
+        return await page(request, visit, Shown(f"Invite of {link.email}", address))
+
+    @post("/portal/members/{person_id:str}/role", status_code=200)
+    async def set_role(request: Request[Any, Any, Any], person_id: FromPath[str]) -> Response[str]:
+        """Give a member another role."""
+        visit = await desk.enter(request, Right.MEMBERS)
+        form = await desk.door.form(request, visit)
+        await about(visit, person_id)
+        await people.set_role(visit.tenant, person_id, _role(form.get("role"), visit), actor=visit.actor)
+        return desk.pages.go(request, "/portal/members")
+
+    @post("/portal/members/{person_id:str}/remove", status_code=200)
+    async def remove(request: Request[Any, Any, Any], person_id: FromPath[str]) -> Response[str]:
+        """Remove a member."""
+        visit = await desk.enter(request, Right.MEMBERS)
+        await desk.door.form(request, visit)
+        await about(visit, person_id)
+        await people.remove(visit.tenant, person_id, actor=visit.actor)
+        return desk.pages.go(request, "/portal/members")
+
+    @post("/portal/members/invites/{link_id:str}/withdraw", status_code=200)
+    async def withdraw(request: Request[Any, Any, Any], link_id: FromPath[str]) -> Response[str]:
+        """Withdraw an invite."""
+        visit = await desk.enter(request, Right.MEMBERS)
+        await desk.door.form(request, visit)
+        await links.withdraw(visit.tenant, link_id, actor=visit.actor)
+        return desk.pages.go(request, "/portal/members")
+
+    return [list_members, invite, set_role, remove, withdraw]
+
+
+def _role(text: Any, visit: Visit) -> Role:
+    if text not in [role.value for role in MEMBER_ROLES]:
+        raise BadRequest("There is no such role.", param="role")
+    role = Role(text)
+    if not may_give(visit.role, role):
+        raise NotAllowed("Only owners make owners.")
+    return role
