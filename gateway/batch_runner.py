@@ -101,10 +101,16 @@ class BatchRunner:
         self._lines_at_once = max_lines_at_once
         self._wake = asyncio.Event()
         self._num_batches = 0
+        self._runs: dict[str, _Run] = {}
 
     def wake(self) -> None:
-        """Look for batches now: one was created or cancelled here."""
+        """Look for batches now: one was created here."""
         self._wake.set()
+
+    def cancelled(self, batch_id: str) -> None:
+        """Take notice that a batch was cancelled here; one that another gateway runs is looked at within LOOK_S."""
+        if batch_id in self._runs:
+            self._runs[batch_id].look()
 
     async def run(self) -> None:
         """Claim and run batches."""
@@ -133,6 +139,7 @@ class BatchRunner:
     async def _serve(self, batch: Batch) -> None:
         try:
             run = _Run(self, self._batches, batch, self._keys, self._endpoints[batch.endpoint], self._was_paid)
+            self._runs[batch.id] = run
             await run.run(self._lines_at_once)
         except* RunnerReplaced:
             log.info("batch_taken_over", batch=batch.id)
@@ -142,6 +149,7 @@ class BatchRunner:
             log.exception("batch_failed", batch=batch.id)
         finally:
             self._num_batches -= 1
+            self._runs.pop(batch.id, None)
 
     # -- what a run needs ------------------------------------------------------------------------------------
 
@@ -214,6 +222,7 @@ class _Run:
         self._keys = keys
         self._begin = begin
         self._was_paid = was_paid
+        self._look = asyncio.Event()
         self._stop = asyncio.Event()  # cancelled, expired, or the key is good no longer
         self._error: LineError | None = None
         self._running: list[Started] = []
@@ -252,7 +261,12 @@ class _Run:
             except DATABASE_ERRORS:
                 if time.monotonic() - held_s > LEASE.total_seconds():
                     raise
-            await asyncio.sleep(LOOK_S)
+            await _pause(self._look, LOOK_S)
+            self._look.clear()
+
+    def look(self) -> None:
+        """Look at the batch now."""
+        self._look.set()
 
     def _stop_lines(self, *, expired: bool = False) -> None:
         self._stop.set()

@@ -70,6 +70,7 @@ class Stack:
         self.gateway_port = free_port()
         self.api_key = ""
         self.org = ""
+        self.key_id = ""
         self.otlp_endpoint = ""  # set before processes are added
         self.hosts: dict[str, str] = {}  # processes that listen elsewhere than on loopback; set before they are added
         self.wrap: Callable[[str, list[str]], list[str]] = lambda _, argv: argv  # how a process is started, by its name
@@ -91,7 +92,7 @@ class Stack:
         """Return the address that a process listens on."""
         return self.hosts.get(name, "127.0.0.1")
 
-    async def seed(self, *, concurrency: int = 512) -> None:
+    async def seed(self, *, concurrency: int = 512, limits: Limits | None = None) -> None:
         """Create an organisation with a project and a key, and the catalogue's prices."""
         engine = create_async_engine(asyncpg_url(self.database_url))
         redis = redis_client(self.redis_url)
@@ -102,10 +103,10 @@ class Stack:
             org = await tenants.create_organisation("Test")
             project = await tenants.create_project(org.id, "Default")
             key, self.api_key = await tenants.create_key(
-                org.id, project.id, "test", limits=Limits(concurrent_requests=concurrency)
+                org.id, project.id, "test", limits=limits or Limits(concurrent_requests=concurrency)
             )
             await publish_key_state(redis, key)
-            self.org = org.id
+            self.org, self.key_id = org.id, key.id
         finally:
             await redis.aclose()
             await engine.dispose()

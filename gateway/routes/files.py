@@ -190,7 +190,9 @@ def batch_routes(
     async def cancel_batch(request: Http, batch_id: FromPath[str]) -> BatchView:
         """Stop a batch. What was answered until then is in its output file."""
         key = await guard.key_of(request)
-        return batch_view(await batches.cancel(key.organisation_id, batch_id))
+        cancelled = await batches.cancel(key.organisation_id, batch_id)
+        runner.cancelled(cancelled.id)
+        return batch_view(cancelled)
 
     return [create_batch, list_batches, get_batch, cancel_batch]
 

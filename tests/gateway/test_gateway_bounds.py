@@ -1,7 +1,9 @@
 """Bounds on what clients may cost: slow readers, slow writers, compressed and deep bodies, long prompts."""
 
 import asyncio
+import contextlib
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -172,3 +174,39 @@ async def test_more_long_prompts_than_may_wait_are_refused():
     finally:
         gate.set()
         workshop.close()
+
+
+def accepted_by(port: int) -> socket.socket:
+    """Return the server's end of the one connection to `port`, found among this process's own files."""
+    for open_file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(int(open_file.name)))
+            with contextlib.suppress(OSError):
+                if found.family == socket.AF_INET and found.getsockname()[1] == port and found.getpeername():
+                    return found
+            found.close()
+    raise AssertionError(f"nobody is connected to {port}")
+
+
+async def test_the_first_event_of_a_stream_waits_for_no_acknowledgement_of_the_head(rig: Rig):
+    """Head and first token are two small segments: with Nagle's algorithm the second would wait for the first's ACK."""
+    port = rig.client.base_url.port
+    body = json.dumps({**HELLO, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {rig.secret}\r\n"
+        f"content-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    submit = await rig.scheduler.submit()
+    with accepted_by(port) as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    await rig.scheduler.placed(submit, decode=rig.decode)
+    head = await reader.readuntil(b"\r\n\r\n")  # before any token
+    assert head.startswith(b"HTTP/1.1 200")
+    handle = await rig.decode.open(submit.rid, Phase.UNIFIED)
+    await handle.tokens("x")
+    assert b'"content":"x"' in await reader.readuntil(b"\n\n")
+    await handle.finish(FinishReason.STOP, prompt=8, completion=1)
+    await reader.readuntil(b"[DONE]")
+    writer.close()
