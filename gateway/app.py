@@ -24,6 +24,8 @@ from contracts.settlement import SettlementScripts
 from contracts.usage import Outcome
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
+from gateway.admin.api import AdminApi
+from gateway.admin.callers import Callers
 from gateway.admin.money import Money
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
@@ -77,7 +79,7 @@ from gateway.settings import Settings
 from gateway.settlement import Settlement
 from gateway.starter import Starter
 from gateway.table import LiveTable
-from gateway.tenants import Tenants
+from gateway.tenants import NoSuchTenant, Tenants
 from gateway.terms import Closed
 from gateway.traces import Traces
 from gateway.usage_reports import UsageReports
@@ -212,6 +214,15 @@ class Gateway:
         self.usage_reports = UsageReports(self.engine, currency=catalog.currency)
         self.answers = Answers(telemetry.instruments)
         self.portal = Portal(settings, self.engine, self.redis)
+        self.admin = AdminApi(
+            settings,
+            self.engine,
+            self.redis,
+            callers=Callers(self.guard, self.portal.door, Tenants(self.engine)),
+            portal=self.portal,
+            models=self.models,
+            fleet=self.fleet,
+        )
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
         self._watcher = Watcher(
             self._changed,
@@ -343,6 +354,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         exception_handlers={
             ServingError: edge.serving_error,
             HTTPException: edge.http_error,
+            NoSuchTenant: edge.no_such_tenant,
             **dict.fromkeys(DATABASE_ERRORS, edge.database_error),
             Exception: edge.unexpected,
         },
@@ -396,5 +408,6 @@ def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:
         *model_routes(gateway.guard, gateway.models, gateway.prices),
         *request_routes(gateway.guard, gateway.lookup),
         *organization_routes(gateway.guard, gateway.usage_reports),
+        *gateway.admin.routes(),
         *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
     ]

@@ -113,6 +113,10 @@ class Edge:
         down = DependencyDown("The database cannot be reached right now.", retry_after_s=2)
         return self.serving_error(request, down)
 
+    def no_such_tenant(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Translate an id that is unknown, or another tenant's."""
+        return self.serving_error(request, NotFound(f"Not found: {error}."))
+
     def unexpected(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Translate a fault of ours: logged in full, told in one sentence."""
         rid = rid_of(request)

@@ -39,6 +39,9 @@ INCOMPLETE: Final = "incomplete"
 ENDPOINTS: Final = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/batches")
 )
+ADMIN: Final = "/admin/v1/"
+SECRET: Final = "secret"  # noqa: S105 - the name of a mark
+"""Set in a request's state when its answer shows a secret, which is kept nowhere."""
 _HEADER: Final = b"idempotency-key"
 _MAX_KEY_CHARACTERS: Final = 255
 _SLACK_MS: Final = 60_000
@@ -72,14 +75,14 @@ class KeyReused(ServingError):
 
 
 class AnswerNotKept(ServingError):
-    """The first answer was too large to be kept; the request is not run again."""
+    """The first answer was too large to be kept, or shows a secret; the request is not run again."""
 
     code, type, http_status = "idempotent_answer_not_kept", "invalid_request_error", 409
     should_retry = False
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a key holds: a claim (`status` 0), or an answer; `too_large` = without its body."""
+    """What a key holds: a claim (`status` 0), or an answer; `too_large`: without its body, or with a secret."""
 
     v: int = 1
     body_sha256: bytes
@@ -158,7 +161,7 @@ class Idempotency:
             await self._app(scope, receive, send)
             return
         for name, value in scope["headers"]:
-            if name == _HEADER and scope["path"] in ENDPOINTS:
+            if name == _HEADER and (scope["path"] in ENDPOINTS or scope["path"].startswith(ADMIN)):
                 try:
                     await self._once(scope, receive, send, value.decode("latin-1"))
                 except ServingError as error:
@@ -187,7 +190,9 @@ class Idempotency:
             return
 
         async def keep(answer: _Recorder) -> None:
-            await self._finish(place, raw, claim, answer, broken=bool(scope["state"].get(INCOMPLETE)))
+            state = scope["state"]
+            broken, secret = bool(state.get(INCOMPLETE)), bool(state.get(SECRET))
+            await self._finish(place, raw, claim, answer, broken=broken, secret=secret)
 
         recorder = _Recorder(send, keep)
         try:
@@ -207,17 +212,21 @@ class Idempotency:
             if kept.body_sha256 != body_sha256:
                 raise KeyReused("This 'Idempotency-Key' was used with another body. Use a new key.")
             if kept.too_large:
-                raise AnswerNotKept("The first answer was too large to be kept. It is not run again under this key.")
+                raise AnswerNotKept(
+                    "The first answer is not kept: too large, or it shows a secret. It is not run again."
+                )
             if kept.status:
                 return kept
             if await self._connection.call("EXISTS", keys.gateway_lease(kept.gateway_id)):
                 raise KeyInUse("A request with this 'Idempotency-Key' is running.", retry_after_s=1)
             left_behind = known
 
-    async def _finish(self, place: str, raw: bytes, claim: Kept, recorder: _Recorder, *, broken: bool) -> None:
+    async def _finish(
+        self, place: str, raw: bytes, claim: Kept, recorder: _Recorder, *, broken: bool, secret: bool
+    ) -> None:
         value: bytes = b""
         if recorder.whole and not broken and 200 <= recorder.status < 300:
-            fits = recorder.num_bytes <= MAX_BYTES
+            fits = recorder.num_bytes <= MAX_BYTES and not secret
             kept = msgspec.structs.replace(
                 claim,
                 status=recorder.status,

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     session_idle_s: PositiveSeconds = 2 * 3600.0  # a browser that is silent for so long is signed out
     session_absolute_s: PositiveSeconds = 12 * 3600.0  # after the sign-in
     billing_admin_token: Secret = Secret("")  # of billing's Admin service; empty = nothing about money can be written
+    decision_log: str = ""  # folder of the schedulers' decision logs, where this process can read it
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
     body_timeout_s: PositiveSeconds = 60.0  # from the head of a request to the end of its body
     inbox_max_bytes: PositiveCount = 256 * 1024 * 1024

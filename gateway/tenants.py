@@ -92,6 +92,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     project_scopes: Scopes = NO_SCOPES
     imported: bool = False  # made elsewhere: to be rotated
     budgeted: frozenset[str] = frozenset()  # scopes whose budget billing keeps: key, project, org, credit
+    owner: str = ""  # the person or service account that it was made for
     share_group: str = ""  # organisations that find each other's prefixes, all by consent; empty = none
 
     @property
@@ -136,12 +137,20 @@ class Tenants:
         self._engine = engine
 
     async def create_organisation(
-        self, name: str, *, is_demo: bool = False, limits: Limits = NO_LIMITS
+        self,
+        name: str,
+        *,
+        is_demo: bool = False,
+        runs_fleet: bool = False,
+        limits: Limits = NO_LIMITS,
+        actor: str = "",
     ) -> Organisation:
-        """Create a tenant."""
-        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "limits": limits_out(limits)}
+        """Create a tenant. With `runs_fleet` its admin keys are the operator's."""
+        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "runs_fleet": runs_fleet}
+        values["limits"] = limits_out(limits)
         async with self._engine.begin() as db:
             row = (await db.execute(sa.insert(organisation).values(values).returning(*organisation.c))).mappings().one()
+            await record(db, actor=actor, action="created", kind="org", subject=row["id"], org=row["id"])
         return map_organisation(row)
 
     async def list_organisations(self) -> Sequence[Organisation]:
@@ -154,6 +163,39 @@ class Tenants:
             )
         return [map_organisation(row) for row in rows]
 
+    async def find_organisation(self, tenant: str) -> Organisation | None:
+        """Return a tenant."""
+        async with self._engine.begin() as db:
+            found = await db.execute(sa.select(organisation).where(organisation.c.id == tenant))
+            row = found.mappings().one_or_none()
+        return map_organisation(row) if row else None
+
+    async def rename_organisation(self, tenant: str, name: str, *, actor: str) -> None:
+        """Give a tenant another name. Raises NoSuchTenant."""
+        await self._rename(organisation, organisation.c.id == tenant, name, tenant, tenant, actor)
+
+    async def rename_project(self, tenant: str, project_id: str, name: str, *, actor: str) -> None:
+        """Give a project another name. Raises NoSuchTenant."""
+        mine = (project.c.organisation_id == tenant) & (project.c.id == project_id)
+        await self._rename(project, mine, name, tenant, project_id, actor)
+
+    async def _rename(
+        self, table: sa.Table, mine: sa.ColumnElement[bool], name: str, tenant: str, subject: str, actor: str
+    ) -> None:
+        async with self._engine.begin() as db:
+            changed = await db.execute(sa.update(table).where(mine).values(name=name))
+            if not changed.rowcount:
+                raise NoSuchTenant(f"{tenant} has no {subject}")
+            kind = "org" if table is organisation else "project"
+            await record(
+                db, actor=actor, action="renamed", kind=kind, subject=subject, org=tenant, detail={"name": name}
+            )
+
+    async def set_runs_fleet(self, tenant: str) -> None:
+        """Make a tenant's admin keys the operator's."""
+        async with self._engine.begin() as db:
+            await db.execute(sa.update(organisation).where(organisation.c.id == tenant).values(runs_fleet=True))
+
     async def find_organisation_by_name(self, name: str) -> Organisation | None:
         """Return the oldest tenant of that name."""
         query = sa.select(organisation).where(organisation.c.name == name).order_by(organisation.c.created_at).limit(1)
@@ -162,7 +204,7 @@ class Tenants:
         return map_organisation(row) if row else None
 
     async def create_project(
-        self, tenant: str, name: str, *, limits: Limits = NO_LIMITS, scopes: Scopes = NO_SCOPES
+        self, tenant: str, name: str, *, limits: Limits = NO_LIMITS, scopes: Scopes = NO_SCOPES, actor: str = ""
     ) -> Project:
         """Create a project. Raises NoSuchTenant."""
         values = {
@@ -175,6 +217,7 @@ class Tenants:
         try:
             async with self._engine.begin() as db:
                 row = (await db.execute(sa.insert(project).values(values).returning(*project.c))).mappings().one()
+                await record(db, actor=actor, action="created", kind="project", subject=row["id"], org=tenant)
         except sa.exc.IntegrityError:
             raise NoSuchTenant(tenant) from None
         return _project(row)
@@ -196,6 +239,7 @@ class Tenants:
         limits: Limits = NO_LIMITS,
         scopes: Scopes = NO_SCOPES,
         expires_at: dt.datetime | None = None,
+        owner: str = "",
         actor: str = "",
     ) -> tuple[ApiKey, str]:
         """Create a key and return it with its plaintext, which is nowhere stored. Raises NoSuchTenant."""
@@ -208,6 +252,7 @@ class Tenants:
             "limits": limits_out(limits),
             "scopes": msgspec.to_builtins(scopes),
             "expires_at": expires_at,
+            "owner": owner,
         }
         return await self._add_key(tenant, project_id, values, actor=actor, action="created"), plaintext
 
@@ -400,4 +445,5 @@ def map_key(row: sa.RowMapping) -> ApiKey:
         scopes=msgspec.convert(row["scopes"], Scopes),
         project_scopes=msgspec.convert(row["project_scopes"], Scopes),
         imported=row["imported"],
+        owner=row["owner"],
     )

@@ -110,6 +110,7 @@ class Roster:
                     "MODELS_DIR": str(self.models),
                     "JOURNAL_DIR": str(self._layout.journal("gateway")),
                     "BILLING_ADMIN_TOKEN": self._admin_token,
+                    "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
                 },
             ),
         ]

@@ -1,0 +1,104 @@
+"""Who calls the admin API, and whether it may."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request
+
+from contracts.errors import NotFound, PermissionDenied
+from gateway.auth import credential
+from gateway.guard import Guard
+from gateway.portal.door import Door, NotAllowed
+from gateway.portal.roles import Right, Role, may
+from gateway.tenants import Organisation, Tenants
+
+SAFE = frozenset(("GET", "HEAD"))
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who calls, about which organisation."""
+
+    actor: str  # for the record of changes: person_... or key_...
+    role: Role
+    tenant: str  # the organisation that the call is about; empty = the installation
+    is_operator: bool
+
+    def may(self, right: Right) -> bool:
+        """Return whether the caller has a right."""
+        return may(self.role, right)
+
+
+class Callers:
+    """Checks callers. Errors: InvalidApiKey, SignInNeeded, PermissionDenied, NotFound, DependencyDown."""
+
+    def __init__(self, guard: Guard, door: Door, tenants: Tenants) -> None:
+        self._guard = guard
+        self._door = door
+        self._tenants = tenants
+
+    async def about(self, request: Request[Any, Any, Any], tenant: str, right: Right) -> Caller:
+        """Return who calls about an organisation. Raises NotFound when it is none of the caller's business."""
+        caller = await self._caller(request, tenant)
+        if caller.is_operator and await self._tenants.find_organisation(tenant) is None:
+            raise _unknown(tenant)
+        return _checked(caller, right)
+
+    async def operator(self, request: Request[Any, Any, Any]) -> Caller:
+        """Return who calls about the installation."""
+        return _checked(await self._caller(request, ""), Right.FLEET)
+
+    async def anybody(self, request: Request[Any, Any, Any]) -> tuple[Caller, list[Organisation]]:
+        """Return who calls, and the organisations that it may know of."""
+        if _has_key(request):
+            caller = await self._caller(request, "")
+            everything = await self._tenants.list_organisations()
+            return caller, [found for found in everything if caller.is_operator or found.id == caller.tenant]
+        _, who = await self._door.signed_in(request)
+        places = await self._door.people.places(who)
+        role = Role.OPERATOR if who.is_operator else Role.VIEWER
+        caller = Caller(actor=who.id, role=role, tenant="", is_operator=who.is_operator)
+        return caller, [place.organisation for place in places]
+
+    async def _caller(self, request: Request[Any, Any, Any], tenant: str) -> Caller:
+        if _has_key(request):
+            return await self._by_key(request, tenant)
+        session, who = await self._door.signed_in(request)
+        if request.method not in SAFE:
+            self._door.check_csrf(request, session)
+        if who.is_operator:
+            return Caller(actor=who.id, role=Role.OPERATOR, tenant=tenant, is_operator=True)
+        if not tenant:
+            raise NotAllowed("This is for operators.")
+        role = await self._door.people.role_of(tenant, who.id)
+        if role is None:
+            raise _unknown(tenant)
+        return Caller(actor=who.id, role=role, tenant=tenant, is_operator=False)
+
+    async def _by_key(self, request: Request[Any, Any, Any], tenant: str) -> Caller:
+        key = await self._guard.key_of(request)
+        if not key.is_admin:
+            raise PermissionDenied("This needs an admin key. Keys for models cannot administrate.")
+        home = await self._tenants.find_organisation(key.organisation_id)
+        operates = home is not None and home.runs_fleet
+        if not operates and tenant not in ("", key.organisation_id):
+            raise _unknown(tenant)
+        return Caller(
+            actor=key.id,
+            role=Role.OPERATOR if operates else Role.ADMIN,
+            tenant=tenant or key.organisation_id,
+            is_operator=operates,
+        )
+
+
+def _checked(caller: Caller, right: Right) -> Caller:
+    if not caller.may(right):
+        raise NotAllowed(f"The role {caller.role} may not do this: it needs the right '{right}'.")
+    return caller
+
+
+def _has_key(request: Request[Any, Any, Any]) -> bool:
+    return credential(request.headers) is not None
+
+
+def _unknown(tenant: str) -> NotFound:
+    return NotFound(f"There is no organisation '{tenant}'.", param="organisation")
