@@ -65,6 +65,7 @@ check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	 diff -q -x '*.proto' -x '__*' "$$drift/contracts/v1" contracts/v1 || { echo "the protobuf code is out of date: run make proto" >&2; exit 1; }
 	@$(BIN)/python -m pdgate.schema_check
 	@$(BIN)/python -m observability.dashboards.build --check
+	@$(BIN)/python docs/generate.py --check
 	@echo "All checks passed."
 
 .PHONY: bench
@@ -81,7 +82,7 @@ dashboards: $(VENV)/.dev ## Rebuild the JSON of the Grafana dashboards
 	@$(BIN)/python -m observability.dashboards.build
 
 .PHONY: docs
-docs: $(VENV)/.base ## Rebuild the generated part of docs/architecture.md
+docs: $(VENV)/.base ## Rebuild docs/configuration.md and the generated part of docs/architecture.md
 	@$(BIN)/python docs/generate.py
 
 .PHONY: lock

@@ -1,11 +1,17 @@
-"""Rewrites the generated part of docs/architecture.md: the lifecycles, from contracts.lifecycle.
+"""Writes what the code says itself: the lifecycles in docs/architecture.md, and all of docs/configuration.md.
 
-`make docs` runs it; a test compares what is in the page with what this would write.
+`make docs` runs it; `make check` (`--check`) and a test compare the pages with what this would write.
 """
 
+import ast
+import importlib
+import re
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerState
 
@@ -37,5 +43,89 @@ def rewritten(page: str) -> str:
     return f"{before}{BEGIN}\n\n{lifecycles()}\n\n{END}{after}"
 
 
+CONFIGURATION = Path(__file__).with_name("configuration.md")
+ROOT = Path(__file__).parent.parent
+PROCESSES = (("gateway", "GATEWAY_"), ("scheduler", "SCHEDULER_"), ("workers", "WORKER_"), ("billing", "BILLING_"))
+HEAD = """# Configuration
+
+Written by `make docs` from the settings of each process. Every process reads its own variables; an unknown or bad one
+with its prefix stops it with the variable's name. A list is separated by commas. Models, prices and targets are in
+`models.toml` (`contracts/catalog.py` describes it; `pdgate models check` tells what is wrong with it). `pdgate up` sets
+what is required, and passes on what it finds in its own environment.
+"""
+
+
+def settings_of(package: str, prefix: str) -> str:
+    """Return the table of one process's variables, from its class `Settings`."""
+    source = (ROOT / package / "settings.py").read_text()
+    settings = importlib.import_module(f"{package}.settings").Settings
+    fields = {field.name: field for field in msgspec.structs.fields(settings)}
+    body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
+    rows = ["| Variable | Type | Default | Means |", "|---|---|---|---|"]
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        name, kind = node.target.id, _kind(ast.unparse(node.annotation))
+        meaning = _meaning(source.splitlines(), node, after)
+        rows.append(f"| `{prefix}{name.upper()}` | {kind} | {_default(fields[name])} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    """Return a default as an operator would write it."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return "a new UUID"
+    if field.default is msgspec.NODEFAULT:
+        return "required"
+    value = field.default
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value is None or value in ((), ""):
+        return "none"
+    return (
+        f"`{value:g}`" if isinstance(value, float) else f"`{str.__str__(value) if isinstance(value, str) else value}`"
+    )
+
+
+def _kind(annotation: str) -> str:
+    """Return a type in words."""
+    literal = re.search(r"Literal\[(.*?)\]", annotation)
+    if literal:
+        return ", ".join(f"`{word.strip(chr(39))}`" for word in literal[1].split(", "))
+    words = (
+        ("Url", "URL"), ("Secret", "secret"), ("tuple", "list"), ("bool", "true or false"), ("Path", "path"),
+        ("Port", "port"), ("Role", "`prefill`, `decode`, `unified`"), ("HandOff", "`direct`, `store`"),
+        ("StoreKind", "`file`, `mooncake`"), ("LogLevel", "`DEBUG`, `INFO`, `WARNING`, `ERROR`"),
+        ("Seconds", "seconds > 0"),
+        ("PositiveCount", "whole number > 0"), ("int", "whole number"), ("NotNegative", "number >= 0"),
+        ("Positive", "number > 0"), ("float", "number"),
+    )  # fmt: skip
+    return next((said for word, said in words if word in annotation), "text")
+
+
+def _meaning(lines: list[str], node: ast.AnnAssign, after: ast.stmt | None) -> str:
+    """Return what is written beside a field or below it."""
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        return " ".join(str(after.value.value).split())
+    _, _, comment = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")
+    return comment.strip()
+
+
+def configuration() -> str:
+    """Return the page of all settings."""
+    tables = [f"## `{prefix}*`: {package}\n\n{settings_of(package, prefix)}\n" for package, prefix in PROCESSES]
+    return f"{HEAD}\n" + "\n".join(tables)
+
+
+def main() -> None:
+    """Write both pages, or with --check exit 1 when one is out of date."""
+    wanted = {PAGE: rewritten(PAGE.read_text()), CONFIGURATION: configuration()}
+    if "--check" in sys.argv:
+        old = [page.name for page, text in wanted.items() if not page.exists() or page.read_text() != text]
+        sys.exit(f"out of date: docs/{', docs/'.join(old)}: run make docs" if old else 0)
+    for page, text in wanted.items():
+        page.write_text(text)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text()))
+    main()
