@@ -172,7 +172,10 @@ class Generation:
         if self.event is not None or notice.attempt < self.attempt:
             return
         if self.ending is not None:
-            self._conclude()  # the counts that we wait for will not come
+            # An aborted end may come by the scheduler before the worker's own word, which has the counts.
+            slots = (*self._streams.values(), *self._prefills.values())
+            if not any(s.reason is None and not s.muted and self._effects.attached(s.worker_id) for s in slots):
+                self._conclude()
         elif self.accepted:
             # A worker that the scheduler suspects but that still streams to us is left alone.
             if all(self._effects.attached(slot.worker_id) for slot in self._streams.values()):

@@ -48,6 +48,32 @@ async def test_a_client_that_leaves_a_stream_pays_for_what_the_workers_confirm(r
     assert entry.rid == submit.rid
 
 
+async def test_a_client_that_left_pays_what_the_worker_counted_also_if_the_scheduler_hears_of_the_end_first(rig: Rig):
+    """Cached tokens would be charged as computed ones otherwise, from an estimate."""
+    async with asyncio.TaskGroup() as tasks:
+        left = tasks.create_task(leave_after(rig, 1))
+        submit = await rig.scheduler.submit()
+        await rig.scheduler.placed(submit, decode=rig.decode)
+        stream = await rig.decode.open(submit.rid, Phase.UNIFIED)
+        await stream.tokens("one")
+        await left
+        await eventually(lambda: rig.decode.aborts)
+        await rig.scheduler.lost(submit, retrying=False)
+        assert isinstance(await rig.scheduler.next(), Abort)
+        after = tasks.create_task(rig.client.post("/v1/chat/completions", json=HELLO))
+        other = await rig.scheduler.submit()
+        await rig.scheduler.placed(other, decode=rig.decode)  # by the same stream as the news of the first
+        one = await rig.decode.open(other.rid, Phase.UNIFIED)
+        await one.tokens("x")
+        await one.finish(FinishReason.STOP, prompt=9, completion=1)
+        assert (await after).status_code == 200
+        await stream.finish(FinishReason.ABORTED, prompt=9, cached=8, completion=2)
+    event = await rig.usage(submit.rid)
+    assert event.outcome is Outcome.CLIENT_LEFT
+    assert event.tokens == Tokens(prefill_computed=1, prefill_cached=8, decode=2)
+    assert not event.estimated
+
+
 async def test_a_client_that_leaves_a_json_call_stops_the_work(rig: Rig):
     try:
         async with asyncio.TaskGroup() as tasks:
