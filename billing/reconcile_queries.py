@@ -148,7 +148,8 @@ WHERE attempts > 0 AND NOT ((prompt_right OR prompt_unsaid) AND (decode_right OR
 UNCONFIRMED: Final = f"""{_COUNTED}
 SELECT request_id, organisation,
     format('billed %s prompt and %s generated tokens that no worker recorded', prompt, decode) AS detail
-FROM seen WHERE (prompt_unsaid OR decode_unsaid) AND at < :before
+FROM seen
+WHERE ((prompt_unsaid AND NOT prompt_right) OR (decode_unsaid AND NOT decode_right)) AND at < :before
 """
 
 CONFIRMED: Final = f"""{_COUNTED}

@@ -190,6 +190,16 @@ async def test_a_continued_request_agrees_with_what_its_two_workers_counted(rig)
     assert (report.days[0].billed_tokens, report.days[0].confirmed_tokens) == (180, 180)
 
 
+async def test_a_retried_request_is_confirmed_by_the_attempt_that_served_it_alone(rig):
+    """The first attempt's prefill worker was killed and took its record with it."""
+    event = usage_event(attempts=2)
+    await rig.bill(event)
+    await write(rig, attempt_records(event, attempt=2))
+    report = await compare(rig)
+    assert report.differences == ()
+    assert report.drift is False
+
+
 async def test_drift_is_the_largest_difference_of_any_two_books(rig, billed):
     async def drift():
         async with rig.engine.connect() as conn:
