@@ -16,10 +16,11 @@ from billing import tables as t
 from billing.accounts import Posting, receivable
 from billing.ledger import NOT_USAGE
 from billing.moments import moment
+from contracts.rating import MINIMUM_CHARGE
 
 WIDTHS_S: Final = {"1m": 60, "1h": 3600, "1d": 86_400}
 USAGE_DIMENSIONS: Final = ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier")
-COST_DIMENSIONS: Final = ("project_id", "line_item")
+COST_DIMENSIONS: Final = ("project_id", "user_id", "line_item", "api_key_id")
 _COLUMN: Final = {
     "project_id": "project",
     "api_key_id": "key_id",
@@ -41,6 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    line_items: tuple[str, ...] = ()  # of costs
     batch: bool | None = None
 
 
@@ -62,12 +64,15 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one group of one bucket, nano-units."""
+    """Cost of one group of one bucket, nano-units. `tokens`: of a line item that counts some."""
 
     start_s: int
     cost: int
+    tokens: int | None = None
     project_id: str | None = None
+    user_id: str | None = None
     line_item: str | None = None
+    api_key_id: str | None = None
 
 
 async def usage_buckets(conn: AsyncConnection, tenant: str, asked: Asked) -> Sequence[UsageResult]:
@@ -101,34 +106,64 @@ async def usage_buckets(conn: AsyncConnection, tenant: str, asked: Asked) -> Seq
 
 
 async def cost_buckets(conn: AsyncConnection, tenant: str, asked: Asked) -> Sequence[CostResult]:
-    """Return what an organisation was charged, by bucket and group: usage, re-ratings and SLO credits."""
-    h = t.usage_hourly.c
-    item = h.model + sa.literal(", ") + sa.func.replace(sa.cast(h.meter, sa.Text), "_", " ")
-    usage = sa.select(h.hour.label("at"), h.project.label("project_id"), item.label("line_item"), h.cost).where(
-        h.organisation == tenant, h.hour >= moment(asked.start_s * 1000), h.hour < moment(asked.end_s * 1000)
-    )
-    if asked.projects:
-        usage = usage.where(h.project.in_(asked.projects))
-    both: Any = usage if asked.projects else sa.union_all(usage, _other_charges(tenant, asked))
+    """Return what an organisation was charged, by bucket and group: usage, re-ratings and SLO credits.
+
+    What is no usage belongs to no project, key or user: it is left out when some of these are asked for.
+    """
+    whole = not (asked.projects or asked.keys)
+    usage = _usage_charges(tenant, asked)
+    both: Any = sa.union_all(usage, _other_charges(tenant, asked)) if whole else usage
     source = both.subquery()
     bucket = bucket_of(source.c.at, asked.width_s)
     groups = [source.c[name] for name in asked.group_by]
     query = (
-        sa.select(bucket.label("start_s"), *groups, sa.func.sum(source.c.cost).label("cost"))
+        sa.select(
+            bucket.label("start_s"), *groups, sa.func.sum(source.c.cost).label("cost"),
+            sa.func.sum(source.c.tokens).label("tokens"),
+        )
         .group_by(bucket, *groups)
         .order_by(bucket, *groups)
-    )
+    )  # fmt: skip
+    if asked.line_items:
+        query = query.where(source.c.line_item.in_(asked.line_items))
+    by_item = "line_item" in asked.group_by  # tokens of several meters do not add up to a quantity
     return [
-        CostResult(start_s=int(row["start_s"]), cost=int(row["cost"]), **{name: row[name] for name in asked.group_by})
+        CostResult(
+            start_s=int(row["start_s"]),
+            cost=int(row["cost"]),
+            tokens=int(row["tokens"]) if by_item and row["tokens"] is not None else None,
+            **{name: row[name] for name in asked.group_by},
+        )
         for row in (await conn.execute(query)).mappings()
     ]
+
+
+def _usage_charges(tenant: str, asked: Asked) -> sa.Select[Any]:
+    by_user = "user_id" in asked.group_by
+    source, at = _records(tenant, asked) if by_user else _rollup(tenant, asked)
+    item = source.c.model + sa.literal(", ") + sa.func.replace(sa.cast(source.c.meter, sa.Text), "_", " ")
+    return sa.select(
+        at.label("at"),
+        source.c.project.label("project_id"),
+        source.c.key_id.label("api_key_id"),
+        (source.c.end_user if by_user else sa.null().cast(sa.Text)).label("user_id"),
+        item.label("line_item"),
+        source.c.cost,
+        sa.case((source.c.meter != MINIMUM_CHARGE, source.c.tokens)).label("tokens"),
+    )
 
 
 def _other_charges(tenant: str, asked: Asked) -> sa.Select[Any]:
     x, e = t.ledger_transaction.c, t.ledger_entry.c
     kinds = (Posting.ADJUSTMENT.value, Posting.SLO_CREDIT.value)
     return (
-        sa.select(x.at, sa.null().cast(sa.Text), sa.func.replace(x.kind, "_", " "), e.amount)
+        sa.select(
+            x.at,
+            *(sa.null().cast(sa.Text),) * 3,
+            sa.func.replace(x.kind, "_", " "),
+            e.amount,
+            sa.null().cast(sa.BigInteger),
+        )
         .select_from(t.ledger_transaction)
         .join(t.ledger_entry, e.transaction_id == x.id)
         .join(t.account, t.account.c.id == e.account_id)

@@ -100,6 +100,7 @@ class UsageReports:
             keys=_many(query, "api_key_ids"),
             models=_many(query, "models"),
             users=_many(query, "user_ids"),
+            line_items=_many(query, "line_items"),
             batch=_flag(query, "batch"),
         )
         return Span(asked=asked, next_s=last_s if last_s < end_s else None)
@@ -109,6 +110,7 @@ class UsageReports:
             input_tokens=one.computed + one.cached,
             output_tokens=one.decode,
             input_cached_tokens=one.cached,
+            input_uncached_tokens=one.computed,
             num_model_requests=one.requests,
             project_id=one.project_id,
             user_id=one.user_id,
@@ -129,7 +131,15 @@ class UsageReports:
     def _cost_result(self, one: queries.CostResult) -> CostResult:
         value = one.cost / _NANO_PER_UNIT
         amount = Amount(value=value, currency=self._currency.lower(), nano=one.cost)
-        return CostResult(amount=amount, line_item=one.line_item, project_id=one.project_id)
+        return CostResult(
+            amount=amount,
+            quantity=one.tokens,
+            quantity_unit=None if one.tokens is None else "tokens",
+            line_item=one.line_item,
+            project_id=one.project_id,
+            user_id=one.user_id,
+            api_key_id=one.api_key_id,
+        )
 
 
 def as_csv(page: Page[Any]) -> str:

@@ -25,6 +25,7 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     input_cached_tokens: int
+    input_uncached_tokens: int
     num_model_requests: int
     pdgate: Spent
     input_audio_tokens: int = 0
@@ -47,11 +48,15 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one group in one bucket."""
+    """Cost of one group in one bucket. `quantity`: the tokens of a line item, where it counts some."""
 
     amount: Amount
+    quantity: int | None = None
+    quantity_unit: Literal["tokens"] | None = None
     line_item: str | None = None
     project_id: str | None = None
+    user_id: str | None = None
+    api_key_id: str | None = None
     object: Literal["organization.costs.result"] = "organization.costs.result"
 
 

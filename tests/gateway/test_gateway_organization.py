@@ -5,6 +5,7 @@ import io
 import time
 import uuid
 
+import openai
 import pytest
 from gateway_rig import Rig
 
@@ -143,6 +144,53 @@ async def test_costs_have_line_items_and_what_was_adjusted(rig: Rig, bill, now_s
     answer = await rig.client.get(COSTS, params=query, headers={"authorization": f"Bearer {admin}"})
     amounts = {r["line_item"]: r["amount"] for r in answer.json()["data"][0]["results"]}
     assert amounts["adjustment"] == {"value": -0.05, "currency": "eur", "nano": -50_000_000}
+
+
+async def test_openais_own_client_reads_usage_and_costs_by_project_key_user_and_model(rig: Rig, bill, now_s):
+    """Its parameters as it spells them, and every field in the type that it declares."""
+    day = now_s // DAY * DAY
+    await bill(now_s, Tokens(prefill_computed=100, prefill_cached=30, decode=5), dimensions=Dimensions(user="ann"))
+    await bill(now_s, Tokens(decode=2), dimensions=Dimensions(user="bob"), project="proj_other", key_id="key_other")
+    await bill(now_s + DAY, Tokens(decode=4))
+    admin = await rig_admin(rig)
+    async with openai.AsyncOpenAI(
+        api_key="unused", admin_api_key=admin, base_url=f"{rig.client.base_url}/v1", max_retries=0,
+        _strict_response_validation=True,
+    ) as client:  # fmt: skip
+        usage, cost_of = client.admin.organization.usage.completions, client.admin.organization.usage.costs
+        page = await usage(start_time=day, end_time=day + 2 * DAY, limit=1, group_by=["project_id", "model"])
+        assert {(r.project_id, r.model, r.input_tokens, r.input_cached_tokens, r.output_tokens, r.num_model_requests)
+                for r in page.data[0].results} == {
+            (rig.key.project_id, "tiny", 130, 30, 5, 1), ("proj_other", "tiny", 0, 0, 2, 1),
+        }  # fmt: skip
+        assert page.has_more
+        assert page.next_page
+        rest = await usage(start_time=day, end_time=day + 2 * DAY, limit=1, page=page.next_page)
+        assert (rest.has_more, [r.output_tokens for r in rest.data[0].results]) == (False, [4])
+        users = await usage(start_time=day, end_time=day + DAY, group_by=["user_id", "api_key_id"])
+        assert {(r.user_id, r.api_key_id, r.output_tokens) for r in users.data[0].results} == {
+            ("ann", rig.key.id, 5), ("bob", "key_other", 2),
+        }  # fmt: skip
+        one = await usage(start_time=day, end_time=day + DAY, api_key_ids=["key_other"], models=["tiny"], batch=False)
+        assert [r.output_tokens for r in one.data[0].results] == [2]
+        money = await cost_of(start_time=day, end_time=day + 2 * DAY, limit=1, group_by=["api_key_id", "line_item"])
+        spent = {(r.api_key_id, r.line_item): (round(r.amount.value * 1e9), r.quantity, r.quantity_unit)
+                 for r in money.data[0].results if r.amount.value}  # fmt: skip
+        assert spent == {
+            (rig.key.id, "tiny, prefill computed"): (100 * 100, 100, "tokens"),
+            (rig.key.id, "tiny, prefill cached"): (30 * 20, 30, "tokens"),
+            (rig.key.id, "tiny, decode"): (5 * 400, 5, "tokens"),
+            ("key_other", "tiny, decode"): (2 * 400, 2, "tokens"),
+        }
+        assert money.next_page
+        people = await cost_of(start_time=day, end_time=day + DAY, group_by=["user_id"])
+        assert {(r.user_id, round(r.amount.value * 1e9)) for r in people.data[0].results} == {
+            ("ann", 12_600), ("bob", 800),
+        }  # fmt: skip
+        only = await cost_of(
+            start_time=day, end_time=day + DAY, line_items=["tiny, decode"], project_ids=["proj_other"]
+        )
+        assert [(round(r.amount.value * 1e9), r.amount.currency) for r in only.data[0].results] == [(800, "eur")]
 
 
 async def rig_admin(rig):
