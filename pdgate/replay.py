@@ -76,7 +76,9 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(
     log: Annotated[Path, typer.Argument(help="A file of the decision log (JSON lines).", show_default=False)],
-    policy: Annotated[str, typer.Option(help="auto, static:P/D[/U], unified, threshold or planner.")] = "auto",
+    policy: Annotated[
+        str, typer.Option(help="auto, static:P/D or static:P/D/U, unified, threshold or planner.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the policy's draws.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -40,7 +40,7 @@ def test_json_has_the_promised_keys():
     assert isinstance(found["goodput_gain"], float)
     assert found["cost_per_million"].keys() == {"prefill_computed", "prefill_cached", "decode"}
     assert found["simulation"]["agree"] or found["simulation"]["why"]
-    assert found["target"] == {"ttft_ms": 2000.0, "tpot_ms": 30.0}
+    assert found["target"] == {"ttft_ms": 2000.0, "tpot_ms": 30.0, "itl_p99_ms": None, "e2e_ms": None}
 
 
 def test_text_fits_a_screen_and_leads_with_the_verdict(monkeypatch):
