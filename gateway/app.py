@@ -263,6 +263,7 @@ class Gateway:
             "answers": self.answers.run,
             "responses": self.response_book.run,
             "batches": self.batch_runner.run,
+            "files": self.files.run,
             "ticks": self._tick,
             "loop-lag": lambda: watch_loop_lag(self._instruments),
         }

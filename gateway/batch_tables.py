@@ -15,7 +15,9 @@ file = sa.Table(
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("expires_at", sa.DateTime(timezone=True)),  # NULL: kept until somebody deletes it
     sa.Index("ix_file_organisation_id_created_at", "organisation_id", "created_at", "id"),
+    sa.Index("ix_file_expires_at", "expires_at", postgresql_where=sa.text("expires_at IS NOT NULL")),
 )
 
 file_part = sa.Table(  # a file's bytes in pieces, so that nobody holds a whole file

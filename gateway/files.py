@@ -1,20 +1,28 @@
 """Files of organisations: the only file with SQL on `tenancy.file` and its parts."""
 
+import asyncio
 import datetime as dt
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from contracts.errors import BadRequest, BodyTooLarge, NotFound
-from gateway.batch_tables import file, file_part
+from gateway.auth import DATABASE_ERRORS
+from gateway.batch_tables import batch, file, file_part
 from gateway.tenant_read import tenant_read
 from gateway.tenants import new_id
 
+log = structlog.get_logger()
+
 PART_BYTES: Final = 1024 * 1024
 PURPOSES: Final = ("batch", "batch_output")
+KEPT: Final = dt.timedelta(days=30)  # files of batches, unless the upload says otherwise, as at OpenAI
+SWEEP_S: Final = 60.0
+SWEEP_FILES: Final = 50
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +35,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     filename: str
     bytes: int
     created_at: dt.datetime
+    expires_at: dt.datetime | None
 
 
 class Files:
@@ -37,13 +46,26 @@ class Files:
         self._max_organisation_bytes = max_organisation_bytes
 
     async def create(
-        self, tenant: str, project_id: str, pieces: AsyncIterator[bytes], *, purpose: str, filename: str
+        self,
+        tenant: str,
+        project_id: str,
+        pieces: AsyncIterator[bytes],
+        *,
+        purpose: str,
+        filename: str,
+        kept: dt.timedelta = KEPT,
     ) -> StoredFile:
-        """Store a file. Raises BodyTooLarge when the organisation's files would take more than they may."""
+        """Store a file for the time `kept`.
+
+        Raises:
+            BodyTooLarge: the organisation's files would take more than they may.
+        """
         async with self._engine.begin() as db:
-            taken = sa.select(sa.func.coalesce(sa.func.sum(file.c.bytes), 0)).where(file.c.organisation_id == tenant)
+            taken = sa.select(sa.func.coalesce(sa.func.sum(file.c.bytes), 0)).where(_of(tenant))
             room = self._max_organisation_bytes - int((await db.execute(taken)).scalar_one())
-            return await self.write(db, tenant, project_id, pieces, purpose=purpose, filename=filename, room=room)
+            return await self.write(
+                db, tenant, project_id, pieces, purpose=purpose, filename=filename, room=room, kept=kept
+            )
 
     async def write(
         self,
@@ -55,6 +77,7 @@ class Files:
         purpose: str,
         filename: str,
         room: int | None = None,
+        kept: dt.timedelta = KEPT,
     ) -> StoredFile:
         """Store a file in the caller's transaction. Raises BodyTooLarge when it has more than `room` bytes."""
         file_id = new_id("file").replace("_", "-", 1)
@@ -65,6 +88,7 @@ class Files:
             "purpose": purpose,
             "filename": filename,
             "bytes": 0,
+            "expires_at": sa.func.now() + kept,
         }
         await db.execute(sa.insert(file).values(values))
         size = part = 0
@@ -87,7 +111,7 @@ class Files:
 
     async def find(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file. Raises NotFound."""
-        query = sa.select(file).where(file.c.organisation_id == tenant, file.c.id == clean(file_id))
+        query = sa.select(file).where(_of(tenant), file.c.id == clean(file_id))
         async with tenant_read(self._engine, tenant) as db:
             row = (await db.execute(query)).mappings().one_or_none()
         if row is None:
@@ -98,7 +122,7 @@ class Files:
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool = True
     ) -> Sequence[StoredFile]:
         """Return up to `limit` files, beginning behind the file `after`. Raises NotFound when there is none such."""
-        query = sa.select(file).where(file.c.organisation_id == tenant)
+        query = sa.select(file).where(_of(tenant))
         if purpose is not None:
             query = query.where(file.c.purpose == purpose)
         at = sa.tuple_(file.c.created_at, file.c.id)
@@ -114,10 +138,34 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises NotFound."""
         async with self._engine.begin() as db:
-            mine = (file.c.organisation_id == tenant) & (file.c.id == clean(file_id))
+            mine = _of(tenant) & (file.c.id == clean(file_id))
             gone = await db.execute(sa.delete(file).where(mine).returning(file.c.id))
             if gone.one_or_none() is None:
                 raise NotFound(f"No such File object: {file_id}", param="id")
+
+    async def run(self) -> None:
+        """Delete files whose time is over, in whichever gateway comes first, until cancelled."""
+        while True:
+            try:
+                while await self.delete_expired_across_tenants() == SWEEP_FILES:
+                    pass
+            except DATABASE_ERRORS as error:
+                log.warning("files_not_swept", error=str(error))
+            await asyncio.sleep(SWEEP_S)
+
+    async def delete_expired_across_tenants(self) -> int:
+        """Delete some of the files whose time is over and return how many. A batch that waits for one keeps it."""
+        waiting = sa.select(batch.c.input_file_id).where(batch.c.status == "validating")
+        over = (
+            sa.select(file.c.id)
+            .where(file.c.expires_at <= sa.func.now(), file.c.id.not_in(waiting))
+            .limit(SWEEP_FILES)
+            .with_for_update(skip_locked=True)
+            .scalar_subquery()
+        )
+        async with self._engine.begin() as db:
+            gone = await db.execute(sa.delete(file).where(file.c.id.in_(over)).returning(file.c.id))
+            return len(gone.all())
 
     async def read(self, tenant: str, file_id: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a file, piece by piece. A file that is deleted meanwhile ends early. Raises NotFound."""
@@ -134,6 +182,11 @@ class Files:
 
     async def _write_part(self, db: AsyncConnection, file_id: str, part: int, data: bytes) -> None:
         await db.execute(sa.insert(file_part).values(file_id=file_id, part=part, data=data))
+
+
+def _of(tenant: str) -> sa.ColumnElement[bool]:
+    """The tenant's files whose time is not over."""
+    return (file.c.organisation_id == tenant) & (file.c.expires_at.is_(None) | (file.c.expires_at > sa.func.now()))
 
 
 def check_purpose(purpose: str) -> str:

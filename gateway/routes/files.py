@@ -13,7 +13,7 @@ from litestar.response import Stream
 from contracts.errors import BadRequest, RateLimited, RequestTimeout
 from gateway.batch_runner import BatchRunner
 from gateway.batches import Batches
-from gateway.files import Files, check_purpose
+from gateway.files import KEPT, Files, check_purpose
 from gateway.guard import Guard
 from gateway.openapi import form_operation, json_operation
 from gateway.schemas.files import (
@@ -26,6 +26,7 @@ from gateway.schemas.files import (
     batch_view,
     decode_batch,
     file_view,
+    kept_of,
 )
 from gateway.starter import Starter
 
@@ -64,9 +65,15 @@ def file_routes(guard: Guard, files: Files, *, max_file_bytes: int) -> list[HTTP
         if not isinstance(upload, UploadFile):
             raise BadRequest("Send the file as multipart form data, in the field 'file'.", param="file")
         purpose = check_purpose(str(form.get("purpose") or ""))
+        kept = kept_of(*(str(form.get(f"expires_after[{name}]") or "") for name in ("anchor", "seconds")))
         try:
             stored = await files.create(
-                key.organisation_id, key.project_id, _pieces(upload), purpose=purpose, filename=_filename(upload)
+                key.organisation_id,
+                key.project_id,
+                _pieces(upload),
+                purpose=purpose,
+                filename=_filename(upload),
+                kept=kept or KEPT,
             )
         finally:
             await upload.close()

@@ -11,6 +11,7 @@ from gateway.batches import Batch
 from gateway.files import StoredFile
 from gateway.schemas.decoding import decode_body
 
+_KEPT_S = (3600, 30 * 86_400)
 _ENDED_AT = {"completed": "completed_at", "failed": "failed_at", "expired": "expired_at", "cancelled": "cancelled_at"}
 
 
@@ -132,7 +133,19 @@ def file_view(stored: StoredFile) -> FileView:
         created_at=int(stored.created_at.timestamp()),
         filename=stored.filename,
         purpose=stored.purpose,
+        expires_at=_unix(stored.expires_at),
     )
+
+
+def kept_of(anchor: str, seconds: str) -> dt.timedelta | None:
+    """Return how long an upload is to be kept, None where it does not say. Raises BadRequest; see OpenAI's fields."""
+    if not anchor and not seconds:
+        return None
+    if anchor != "created_at":
+        raise BadRequest("The anchor is 'created_at'.", param="expires_after[anchor]")
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10 and _KEPT_S[0] <= int(seconds) <= _KEPT_S[1]):
+        raise BadRequest(f"A file is kept {_KEPT_S[0]} to {_KEPT_S[1]} seconds.", param="expires_after[seconds]")
+    return dt.timedelta(seconds=int(seconds))
 
 
 def batch_view(batch: Batch) -> BatchView:

@@ -22,6 +22,8 @@ from contracts.usage import REPEATED, Outcome
 from contracts.wire import Owner, Submit
 from gateway.batch_lines import LineChecker, lines_of
 from gateway.batch_tables import batch as batch_table
+from gateway.batch_tables import file as file_table
+from gateway.batch_tables import file_part
 from gateway.batches import Batches
 
 CHAT = "/v1/chat/completions"
@@ -98,6 +100,27 @@ async def test_what_is_no_batch_file_is_refused(rig: Rig):
     assert (pictures.status_code, pictures.json()["error"]["param"]) == (400, "purpose")
     nothing = await rig.client.post("/v1/files", data={"purpose": "batch"})
     assert (nothing.status_code, nothing.json()["error"]["param"]) == (400, "file")
+
+
+async def test_a_file_is_kept_for_thirty_days_or_as_long_as_its_upload_says(rig: Rig):
+    stored = await upload(rig, line("a"))
+    assert stored["expires_at"] - stored["created_at"] == 30 * 86_400
+    short = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
+    file = {"file": ("in.jsonl", json.dumps(line("a")).encode())}
+    told = (await rig.client.post("/v1/files", files=file, data=short)).json()
+    assert told["expires_at"] - told["created_at"] == 7200
+    for changes in ({"expires_after[seconds]": "60"}, {"expires_after[anchor]": "used_at"}):
+        refused = await rig.client.post("/v1/files", files=file, data=short | changes)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(changes)))
+
+    async with rig.gateway.engine.begin() as db:
+        over = sa.func.now() - dt.timedelta(seconds=1)
+        await db.execute(sa.update(file_table).where(file_table.c.id == told["id"]).values(expires_at=over))
+    assert (await rig.client.get(f"/v1/files/{told['id']}")).status_code == 404
+    assert [one["id"] for one in (await rig.client.get("/v1/files")).json()["data"]] == [stored["id"]]
+    assert await rig.gateway.files.delete_expired_across_tenants() == 1
+    async with rig.gateway.engine.connect() as db:
+        assert (await db.execute(sa.select(sa.func.count()).select_from(file_part))).scalar_one() == 1
 
 
 @pytest.mark.parametrize(
