@@ -1,0 +1,120 @@
+"""The operator's story without Grafana: a slowed prefill worker, the alert, the blame, the flip, the recovery.
+
+Prometheus is real and has our rules; all its windows are a fifteenth of what they are in production, so that an hour
+passes in four minutes. The workers are timed: the one that prefills at first takes four times as long as the others.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.observability.prometheus import Prometheus, running_prometheus
+from tests.processes import REPOSITORY, Stack, until
+
+FASTER = 15
+RATE_RPS = 8.0
+SLOW_MS, USUAL_MS = 480, 120
+"""Of one prompt. The slow worker computes 2 prompts/s, a usual one 8: one usual worker beside it is enough."""
+JOBS = {"gateway": "pdgate-gateway", "scheduler": "pdgate-scheduler", "billing": "pdgate-billing"}
+CATALOG_TARGETS = ("ttft_ms = 2000", "ttft_ms = 1500")
+
+
+@pytest.fixture
+async def slowed(
+    stack_folder: Path, redis_url, database_url, catalog_file, models_dir
+) -> AsyncIterator[tuple[Stack, Prometheus]]:
+    catalog = stack_folder / "models.toml"
+    catalog.write_text(catalog_file.read_text().replace(*CATALOG_TARGETS))
+    stack = Stack(
+        folder=stack_folder,
+        redis_url=redis_url,
+        database_url=database_url,
+        catalog_file=catalog,
+        models_dir=models_dir,
+    )
+    await stack.seed()
+    stack.add_gateway()
+    stack.add_scheduler(environ={"SCHEDULER_DECISION_LOG": str(stack_folder / "decisions")})
+    stack.add_billing()
+    stack.add_worker("slow", role="prefill", environ={"WORKER_PREFILL_MS": str(SLOW_MS), "WORKER_STEP_MS": "10"})
+    for number in range(4):
+        usual = {"WORKER_PREFILL_MS": str(USUAL_MS), "WORKER_STEP_MS": "10"}
+        stack.add_worker(f"decode-{number}", role="decode", environ=usual)
+    stack.start()
+    targets: dict[str, list[str]] = {}
+    for name, port in stack.metrics_ports.items():
+        targets.setdefault(JOBS.get(name, "pdgate-worker"), []).append(f"127.0.0.1:{port}")
+    try:
+        await stack.ready()
+        with running_prometheus(stack_folder / "prometheus", targets, faster=FASTER) as prometheus:
+            yield stack, prometheus
+    finally:
+        stack.stop()
+
+
+async def load(stack: Stack) -> None:
+    """Send requests at a steady rate until cancelled, whatever becomes of them."""
+    headers = {"authorization": f"Bearer {stack.api_key}"}
+
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        asked = [{"role": "user", "content": f"request {number} of its own words"}]
+        body = {"model": "tiny", "messages": asked, "max_tokens": 20}
+        await http.post("/v1/chat/completions", json=body, headers=headers)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=120, limits=limits) as http, asyncio.TaskGroup() as tasks:
+        for number in count():
+            tasks.create_task(one(http, number))
+            await asyncio.sleep(1 / RATE_RPS)
+
+
+def pool_now(stack: Stack) -> dict:
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPOSITORY), "REDIS_URL": stack.redis_url,
+        "PDGATE_CATALOG": str(stack.catalog_file),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pdgate.cli", "top", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)[0]
+
+
+@pytest.mark.e2e
+async def test_an_operator_sees_the_alert_the_blame_the_flip_and_the_recovery(slowed: tuple[Stack, Prometheus]) -> None:
+    stack, prometheus = slowed
+
+    async def ask(expression: str) -> list[dict]:
+        return await asyncio.to_thread(prometheus.query, expression)
+
+    async def fires() -> bool:
+        return (await asyncio.to_thread(prometheus.alerts)).get("PdgateSloBurnFast") == "firing"
+
+    async def flipped() -> bool:
+        return bool(await ask('pdgate_flips_total{direction="decode_to_prefill",result="done"} > 0'))
+
+    async def recovered() -> bool:
+        seen = await ask("pdgate_request_slo_met_ratio")
+        return bool(seen) and float(seen[0]["value"][1]) > 0.95 and not await fires()
+
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(load(stack))
+        try:
+            await until(fires, 90, every_s=0.5)
+            blamed = await ask("topk(1, sum by (phase_blamed) (pdgate_request_slo_total{met='false'}))")
+            assert blamed[0]["metric"]["phase_blamed"] in ("prefill_queue", "prefill_compute")
+            await until(flipped, 120, every_s=0.5)
+            (flip, *_) = await ask('pdgate_flips_total{direction="decode_to_prefill",result="done"}')
+            assert flip["metric"]["reason"] == "gain"
+            await until(recovered, 180, every_s=1)
+            shown = await asyncio.to_thread(pool_now, stack)
+        finally:
+            asking.cancel()
+    assert shown["now"]["prefill"] >= 2
+    assert max(shown["blamed"], key=shown["blamed"].get) in ("prefill_queue", "prefill_compute")
