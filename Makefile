@@ -50,8 +50,16 @@ $(CLIENTS)/.made: requirements/clients.txt tests/conformance/node/package-lock.j
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm --prefix $(CLIENTS) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+$(VENV)/.browser: requirements/browser.txt $(VENV)/.dev
+	@$(PIP) --no-deps -r requirements/browser.txt
+	@touch $@
+
+.PHONY: screenshots
+screenshots: $(VENV)/.browser ## Write docs/screenshots with Chromium
+	@PDGATE_SCREENSHOTS=docs/screenshots $(BIN)/python -m pytest -m e2e -q tests/portal_pages/test_portal_browser.py -k look
+
 .PHONY: e2e
-e2e: $(VENV)/.dev $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
+e2e: $(VENV)/.dev $(VENV)/.browser $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 .PHONY: check
@@ -90,6 +98,7 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(PIP) uv
 	@$(BIN)/uv pip compile -q -U pyproject.toml --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/base.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
+	@$(BIN)/uv pip compile -q -U --group browser --universal --python-version 3.11 --no-emit-index-url -o requirements/browser.txt
 	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt
 
 .PHONY: clean

@@ -186,6 +186,10 @@ class Stack:
             },
         )
 
+    def environ(self, name: str) -> dict[str, str]:
+        """Return the settings with which a process that was added will start, to be changed."""
+        return self._commands[name][1]
+
     def _add(self, name: str, argv: list[str], environ: dict[str, str]) -> None:
         prefix = {"workers": "WORKER"}.get(argv[-1], argv[-1].upper())
         if "GATEWAY_LISTEN" in environ:

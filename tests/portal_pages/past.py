@@ -94,8 +94,6 @@ async def play_week(
     """Write requests of the last week, of pairs of project and key, and the pool's last hour. Returns the events."""
     chance = random.Random(seed)
     now_ms = int(time.time() * 1000)
-    async with engine.begin() as conn:
-        await ensure_partitions(conn, moment(now_ms - 8 * _DAY_MS).date(), 12)
     events = []
     for i in range(num_requests):
         age_ms = int(7 * _DAY_MS * (i / num_requests) ** 1.1)
@@ -103,6 +101,17 @@ async def play_week(
         if chance.random() < 0.55 + 0.45 * math.cos((hour % 24 - 14) / 24 * 2 * math.pi):
             project, key_id = owners[int(chance.triangular(0, len(owners), 0)) % len(owners)]
             events.append(past_event(chance, now_ms - age_ms - 2000, org=org, project=project, key_id=key_id))
+    await write_events(engine, events, days=8)
+    for point in pool_hour(now_ms):
+        await redis.execute_command(*add_command("tiny", point))
+    return events
+
+
+async def write_events(engine: AsyncEngine, events: list[UsageEvent], *, days: int) -> None:
+    """Post requests of the last `days` days, with what their workers counted."""
+    now_ms = int(time.time() * 1000)
+    async with engine.begin() as conn:
+        await ensure_partitions(conn, moment(now_ms - days * _DAY_MS).date(), days + 3)
     book = PriceBook(
         [PriceVersion(price=_PRICE, organisation=None, from_ms=0, to_ms=None, source="catalogue", set_by="")], now_ms
     )
@@ -110,9 +119,6 @@ async def play_week(
         await post(connection, Ledger(), [rate_event(decode_event(encode(one)), book) for one in events])
     sink = AttemptSink(engine, Partitions(engine))
     await sink.write(list(await sink.prepare([encode(r) for e in events for r in _attempts(e)])))
-    for point in pool_hour(now_ms):
-        await redis.execute_command(*add_command("tiny", point))
-    return events
 
 
 def _attempts(event: UsageEvent) -> list[AttemptRecord]:
