@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from billing_rig import DEADLINE_S, usage_event
@@ -202,3 +204,17 @@ async def test_with_a_token_it_serves_admin_calls_at_the_address_that_it_publish
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 10) == 0
     await client.aclose()
+
+
+async def test_the_drift_gauge_has_a_series_also_while_nothing_drifts(redis_url, database_url, catalog_file):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with billing(redis_url, database_url, catalog_file, BILLING_METRICS_LISTEN=address):
+        await emit(redis_url, [usage_event()])
+        await until_drained(redis_url)
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"http://{address}/metrics")).text
+    series = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines() if line[:1] != "#"}
+    assert float(series["pdgate_ledger_drift_ratio"]) == 0.0
+    assert float(series["pdgate_usage_dead_letters"]) == 0.0
