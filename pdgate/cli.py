@@ -21,6 +21,7 @@ from pdgate.demo import demo
 from pdgate.doctor import doctor
 from pdgate.engine import ensure_engine
 from pdgate.init import init
+from pdgate.invite_commands import invite
 from pdgate.invoice_commands import invoices_app
 from pdgate.key_commands import keys
 from pdgate.layout import catalog_file, layout_of
@@ -53,6 +54,7 @@ app = typer.Typer(
 engine = typer.Typer(help="The real engine's environment (SGLang, torch; about 3 GB).", no_args_is_help=True)
 app.add_typer(models, name="models")
 orgs.add_typer(sharing, name="share-group")
+orgs.command("invite")(invite)
 app.add_typer(orgs, name="orgs")
 app.add_typer(keys, name="keys")
 app.add_typer(prices, name="prices")

@@ -43,6 +43,11 @@ def gateway_url() -> str:
     return _found("PDGATE_URL")
 
 
+def portal_url() -> str:
+    """Return the URL of the portal. Raises CannotStart when there is none."""
+    return _found("PDGATE_PORTAL_URL")
+
+
 def admin_token() -> str:
     """Return the token of billing's Admin service. Raises CannotStart when there is none."""
     return _found("PDGATE_ADMIN_TOKEN")

@@ -10,7 +10,9 @@ from pdgate.roster import EngineKind, Options
 from pdgate.screen import duration
 
 
-def greeting(options: Options, layout: Layout, *, model: str, key: str | None, after_s: float) -> Sequence[str]:
+def greeting(
+    options: Options, layout: Layout, *, model: str, key: str | None, sign_in: str, after_s: float
+) -> Sequence[str]:
     """Return the lines, the last of them a `curl` that works when pasted.
 
     Args:
@@ -18,6 +20,7 @@ def greeting(options: Options, layout: Layout, *, model: str, key: str | None, a
         layout: where variables and logs are.
         model: public name of the first model.
         key: the demo key in plain text, None without the demo.
+        sign_in: token of the operator's one-time link.
         after_s: seconds since the start.
     """
     counts = ", ".join(
@@ -38,6 +41,8 @@ def greeting(options: Options, layout: Layout, *, model: str, key: str | None, a
         f"Variables: {layout.env_file}   Logs: {layout.logs}",
         f"URL: {options.url}/v1",
         f"Key: {key or 'none yet; make one with `pdgate orgs create` and `pdgate keys create`'}",
+        f"Portal: {options.url}/portal/invite/{sign_in}",
+        "  signs the operator in, once and within a day; `pdgate orgs invite` makes another link.",
         "",
         f"curl {options.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"  -H 'Authorization: Bearer {key or '$PDGATE_ADMIN_KEY'}' \\",

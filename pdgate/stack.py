@@ -200,6 +200,7 @@ class _Stack:
             self._layout,
             model=next(iter(self._catalog.models)),
             key=keys.demo,
+            sign_in=keys.sign_in,
             after_s=time.monotonic() - self._started,
         )
         for line in lines:

@@ -4,24 +4,28 @@ from collections.abc import Mapping
 
 import msgspec
 from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing.prices import sync_catalog
 from contracts.catalog import Catalog
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
 from gateway.limits import NO_LIMITS, Limits
+from gateway.portal.links import Links
+from gateway.portal.people import People
 from gateway.tenants import Tenants, hash_key, publish_key_state
 
 DEMO_CONCURRENCY = 256
+OPERATOR_EMAIL = "operator@localhost"
 _DEMO, _OPERATORS = "Demo", "Operators"
 
 
 class FirstKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Plaintext keys; `demo` is None without the demo tenant."""
+    """Plaintext keys; `demo` is None without the demo tenant. `sign_in`: token of the operator's one-time link."""
 
     admin: str
     demo: str | None
+    sign_in: str
 
 
 async def prepare_tenants(
@@ -44,14 +48,26 @@ async def prepare_tenants(
             await sync_catalog(connection, catalog)
         keys = _Keys(Tenants(engine), redis)
         admin = await keys.find_or_create(_OPERATORS, known.get("PDGATE_ADMIN_KEY"), is_admin=True)
+        sign_in = await _operators_link(engine, hash_key(admin))
         if not demo:
-            return FirstKeys(admin=admin, demo=None)
+            return FirstKeys(admin=admin, demo=None, sign_in=sign_in)
         limits = Limits(concurrent_requests=DEMO_CONCURRENCY)
         demo_key = await keys.find_or_create(_DEMO, known.get("PDGATE_API_KEY"), is_demo=True, limits=limits)
-        return FirstKeys(admin=admin, demo=demo_key)
+        return FirstKeys(admin=admin, demo=demo_key, sign_in=sign_in)
     finally:
         await redis.aclose()
         await engine.dispose()
+
+
+async def _operators_link(engine: AsyncEngine, admin_key: bytes) -> str:
+    """Return a new sign-in of the first operator, who is made if there is none. The admin key is the fleet's."""
+    tenants, people = Tenants(engine), People(engine)
+    key = await tenants.find_by_hash(admin_key)
+    if key is not None:
+        await tenants.set_runs_fleet(key.organisation_id)
+    operator = await people.first_operator() or await people.create_operator(OPERATOR_EMAIL, actor="pdgate up")
+    _, token = await Links(engine).sign_in(operator.id, actor="pdgate up")
+    return token
 
 
 class _Keys:

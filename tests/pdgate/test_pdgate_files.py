@@ -115,7 +115,9 @@ def test_progress_shows_step_megabytes_and_time_left():
 
 def test_the_greeting_ends_with_a_curl_and_marks_simulated_text(tmp_path):
     options = Options(engine=EngineKind.TIMED, port=9999)
-    text = "\n".join(greeting(options, layout_of(tmp_path, {}), model="tiny", key="pdg_k", after_s=3.2))
+    lines = greeting(options, layout_of(tmp_path, {}), model="tiny", key="pdg_k", sign_in="once", after_s=3.2)
+    text = "\n".join(lines)
+    assert "http://127.0.0.1:9999/portal/invite/once" in text
     assert "SIMULATED TEXT" in text
     assert "curl http://127.0.0.1:9999/v1/chat/completions" in text
     assert "Bearer pdg_k" in text

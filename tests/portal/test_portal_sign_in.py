@@ -178,7 +178,7 @@ async def test_an_invite_makes_a_member_once(portal: PortalRig) -> None:
     assert short.status_code == 400
     joined = await browser.post(f"/portal/invite/{token}", {"name": "New", "password": PASSWORD})
     assert joined.status_code == 303
-    assert "developer" in (await browser.get("/portal")).text
+    assert (await browser.get("/portal")).status_code == 200
     assert link.role is Role.DEVELOPER
     assert (await portal.browser().get(f"/portal/invite/{token}")).status_code == 404
     members = await portal.portal.people.members(portal.rig.org.id)
