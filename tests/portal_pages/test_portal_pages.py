@@ -7,6 +7,7 @@ from past import play_week
 
 from gateway.portal.figures import change, money, ms, percent, short
 from gateway.portal.navigation import MENU
+from gateway.portal.people import add_member
 from gateway.portal.roles import RIGHTS, Role
 from gateway.portal.shelf import Shelf
 from gateway.portal.views.charts import OTHERS, by_group
@@ -92,6 +93,19 @@ async def test_an_organisation_sees_its_own_requests_and_no_others(portal: Porta
         assert (await stranger.post(f"/portal/keys/{key}/{verb}", form="/portal/keys")).status_code == 404
     project = {"name": "x", "project": portal.rig.project.id}
     assert (await stranger.post("/portal/keys", project)).status_code == 404
+
+
+async def test_somebody_in_two_organisations_changes_between_them(portal: PortalRig) -> None:
+    browser = await portal.signed_in(Role.OWNER, email="ada@example.org")
+    theirs = await portal.rig.tenants.create_organisation("Others")
+    who = await portal.portal.people.find_by_email("ada@example.org")
+    assert who is not None
+    async with portal.rig.gateway.engine.begin() as db:
+        await add_member(db, theirs.id, who.id, Role.VIEWER, actor="test")
+    page = (await browser.get("/portal")).text
+    assert 'name="organisation"' in page
+    assert (await browser.post("/portal/organisation", {"organisation": theirs.id}, form="/portal")).status_code == 303
+    assert "Others · pdgate" in (await browser.get("/portal/keys")).text
 
 
 async def test_a_key_is_shown_once_works_and_ends_with_its_revocation(portal: PortalRig) -> None:

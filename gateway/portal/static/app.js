@@ -9,6 +9,7 @@
     moment: form({ dateStyle: "medium", timeStyle: "medium" }),
     minute: form({ dateStyle: "medium", timeStyle: "short" }),
     day: form({ dateStyle: "medium" }),
+    log: form({ month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit" }),
   };
 
   function times(part) {

@@ -21,8 +21,9 @@ _WIDTH: Final = 1000.0  # of the timeline, in units of its own
 _OUTCOMES: Final = {
     "finished": "Finished",
     "client_left": "Client left",
-    "failed": "Failed",
+    "interrupted": "Interrupted",
     "refused": "Refused",
+    "lost": "Lost",
 }
 
 
