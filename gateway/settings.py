@@ -38,6 +38,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allow_http: bool = False  # the portal over plain http, also from other machines
     session_idle_s: PositiveSeconds = 2 * 3600.0  # a browser that is silent for so long is signed out
     session_absolute_s: PositiveSeconds = 12 * 3600.0  # after the sign-in
+    openid_issuer: str = ""  # URL of an OpenID provider at which people may sign in; empty = none
+    openid_client_id: str = ""
+    openid_client_secret: Secret = Secret("")
+    openid_name: str = "single sign-on"
     billing_admin_token: Secret = Secret("")  # of billing's Admin service; empty = nothing about money can be written
     decision_log: str = ""  # folder of the schedulers' decision logs, where this process can read it
     max_body_bytes: PositiveCount = 8 * 1024 * 1024

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.portal.door import Door
 from gateway.portal.links import Links
+from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import People
@@ -32,7 +33,19 @@ class Portal:
         self.door = Door(self.sessions, self.people, self.transport)
         self.shelf = Shelf()
         self.pages = Pages(self.door, self.shelf)
-        self.sign_in = SignIn(self.door, self.pages, self.links, self.passwords, Tries(redis))
+        openid, provider = None, ""
+        if settings.openid_issuer:
+            provider = settings.openid_name
+            openid = OpenId(
+                redis,
+                self.people,
+                issuer=settings.openid_issuer,
+                client_id=settings.openid_client_id,
+                client_secret=settings.openid_client_secret,
+            )
+        self.sign_in = SignIn(
+            self.door, self.pages, self.links, self.passwords, Tries(redis), provider=provider, openid=openid
+        )
 
     def router(self, views: Sequence[HTTPRouteHandler]) -> Router:
         """Return every page, behind the guard of the transport. `views`: those of who is signed in."""

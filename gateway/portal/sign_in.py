@@ -8,8 +8,9 @@ from litestar.params import FromPath
 from redis.exceptions import RedisError
 
 from contracts.errors import BadRequest, DependencyDown, NotFound, RateLimited
-from gateway.portal.door import HOME, SIGN_IN, Door, safe_next
+from gateway.portal.door import FORM_COOKIE, HOME, SIGN_IN, Door, safe_next
 from gateway.portal.links import INVITE, RESET, Link, Links
+from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import Person
@@ -20,6 +21,8 @@ _WORDS: Final = {
     "sign_in": ("Sign in", "Sign in"),
 }
 
+BACK: Final = "/portal/login/openid/callback"
+
 AnyRequest = Request[Any, Any, Any]
 
 
@@ -27,7 +30,15 @@ class SignIn:
     """What the sign-in pages do."""
 
     def __init__(
-        self, door: Door, pages: Pages, links: Links, passwords: Passwords, tries: Tries, *, provider: str = ""
+        self,
+        door: Door,
+        pages: Pages,
+        links: Links,
+        passwords: Passwords,
+        tries: Tries,
+        *,
+        provider: str = "",
+        openid: OpenId | None = None,
     ) -> None:
         """`provider`: name of the OpenID provider; empty = none."""
         self.door = door
@@ -36,6 +47,7 @@ class SignIn:
         self._passwords = passwords
         self._tries = tries
         self._provider = provider
+        self._openid = openid
 
     def show(
         self, request: AnyRequest, *, following: str, email: str = "", problem: str = "", status: int = 200
@@ -76,6 +88,36 @@ class SignIn:
         response = self.pages.go(request, following)
         await self.door.begin(request, response, who.id, how="password")
         return response
+
+    async def go_to_provider(self, request: AnyRequest) -> Response[str]:
+        """Send the browser to the OpenID provider."""
+        openid = self._provided()
+        browser, cookie = self.door.form_token(request)
+        where = await openid.begin(
+            browser=browser,
+            following=safe_next(request.query_params.get("next")),
+            redirect_uri=f"{self.door.transport.origin(request.scope)}{BACK}",
+        )
+        response = self.pages.go(request, where)
+        if cookie is not None:
+            response.set_cookie(cookie)
+        return response
+
+    async def come_back(self, request: AnyRequest) -> Response[str]:
+        """Sign in who comes back from the provider."""
+        given = request.query_params
+        if not given.get("code"):
+            raise BadRequest("The provider did not sign you in.")
+        browser = request.cookies.get(FORM_COOKIE, "")
+        who, following = await self._provided().end(state=given.get("state", ""), code=given["code"], browser=browser)
+        response = self.pages.go(request, following)
+        await self.door.begin(request, response, who.id, how="openid")
+        return response
+
+    def _provided(self) -> OpenId:
+        if self._openid is None:
+            raise NotFound("There is no such page.")
+        return self._openid
 
     async def show_link(
         self, request: AnyRequest, token: str, *, problem: str = "", status: int = 200
@@ -158,6 +200,16 @@ def sign_in_routes(sign_in: SignIn) -> list[HTTPRouteHandler]:
         """Sign in."""
         return await sign_in.by_password(request)
 
+    @get("/portal/login/openid")
+    async def go_to_provider(request: AnyRequest) -> Response[str]:
+        """Go to the OpenID provider."""
+        return await sign_in.go_to_provider(request)
+
+    @get(BACK)
+    async def come_back(request: AnyRequest) -> Response[str]:
+        """Come back from the OpenID provider."""
+        return await sign_in.come_back(request)
+
     @post("/portal/logout")
     async def sign_out(request: AnyRequest) -> Response[str]:
         """Sign out, everywhere when the form says so."""
@@ -185,4 +237,13 @@ def sign_in_routes(sign_in: SignIn) -> list[HTTPRouteHandler]:
         """Use a one-time link."""
         return await sign_in.use_link(request, token)
 
-    return [show_sign_in, sign_in_by_password, sign_out, look_at_organisation, show_link, use_link]
+    return [
+        show_sign_in,
+        sign_in_by_password,
+        go_to_provider,
+        come_back,
+        sign_out,
+        look_at_organisation,
+        show_link,
+        use_link,
+    ]
