@@ -14,13 +14,14 @@ from contracts.prefix import HASH_FORMAT, prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_TO_PB, Registration, pack_ids
 from tests.engines import BOOT_S, Engines, EngineWorker
+from tests.workers.engine_client import LEADER_EPOCH
 from tests.workers.peers import Gateway, Leader, new_attempt, pair_submits, submit_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(840)]
 
 log = structlog.get_logger()
 
-EPOCH = 900_000
+EPOCH = LEADER_EPOCH  # the engines are shared, and a lower one would be a former leader's
 GREEDY = {"temperature": 0.0, "max_tokens": 32}
 
 
