@@ -65,6 +65,11 @@ class Ladder:
         """Where the ladder stands."""
         return self._state.rung
 
+    @property
+    def legacy(self) -> Rung:
+        """The rung that overload led to: what workers are lost, the next leader sees itself."""
+        return self._state.rung if self._state.before_loss is None else self._state.before_loss
+
     def restore(self, rung: Rung) -> None:
         """Begin on a former leader's rung: from there it comes down as always, if all is well."""
         self._state = LadderState(rung=rung)

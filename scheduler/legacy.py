@@ -55,7 +55,7 @@ def save_command(pool: str, memory: PoolMemory, controller: RatioController, lad
         decided=controller.decided(),
         lengths=memory.router.lengths.levels(_MOST_LEVELS),
         costs=memory.costs.state,
-        rung=ladder.rung,
+        rung=ladder.legacy,
     )
     return ("SET", keys.learned(pool), msgspec.msgpack.encode(legacy), "EX", _KEPT_S)
 

@@ -2,7 +2,8 @@
 
 1. `climb` looks at the strain each tick and moves at most one rung: up after `up_s` of overload, down after `down_s`
    of calm, so that a recovery has to last. Only the loss of workers skips rungs: without a pair short prompts run on
-   unified workers at once, without any worker the pool is at `LOCAL`.
+   unified workers at once, without any worker the pool is at `LOCAL`. Once the workers are back for `back_s` it is
+   where it was before: what overload did not ask for need not be climbed down.
 2. `passage` says what a rung does with one request. Each rung keeps what those below it do.
 
 Where the pool has no unified workers the two rungs that lean on them are passed over; without a local model `LOCAL`
@@ -77,6 +78,8 @@ class LadderLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the wait limit below which the queue is calm."""
     up_s: float = 3.0
     down_s: float = 15.0
+    back_s: float = 3.0
+    """How long lost workers must be back."""
     short_tokens: int = 512
     """Uncached prompt tokens of a short prompt."""
     unified_budget_tokens: int = 16_384
@@ -89,6 +92,9 @@ class LadderState(msgspec.Struct, frozen=True, kw_only=True):
     rung: Rung = Rung.NORMAL
     over_since_s: float | None = None
     calm_since_s: float | None = None
+    before_loss: Rung | None = None
+    """Where it was when workers were lost; None = overload led to the rung."""
+    back_since_s: float | None = None
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,26 +112,50 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 def climb(state: LadderState, strain: Strain, limits: LadderLimits, now_s: float) -> tuple[LadderState, Step]:
     """Return the ladder's next state and the step that led there."""
-    rung = state.rung
     least, lost = _least(strain)
-    if rung < least:
-        return LadderState(rung=least), Step(before=rung, after=least, why=lost)
+    if state.rung < least:
+        before = state.before_loss if state.before_loss is not None else state.rung
+        return LadderState(rung=least, before_loss=before), Step(before=state.rung, after=least, why=lost)
+    if state.before_loss is not None and state.rung > least:
+        return _come_back(state, state.before_loss, strain, limits, now_s)
+    return _by_load(state, strain, least, limits, now_s)
+
+
+def _by_load(
+    state: LadderState, strain: Strain, least: Rung, limits: LadderLimits, now_s: float
+) -> tuple[LadderState, Step]:
+    """Return the step that overload or calm asks for."""
+    rung = state.rung
     late = strain.oldest_wait_s > strain.wait_limit_s
     if late or strain.load > limits.overload:
         since_s = state.over_since_s if state.over_since_s is not None else now_s
         up = _next_up(rung, strain)
         if now_s - since_s < limits.up_s or up is rung:
-            return LadderState(rung=rung, over_since_s=since_s), Step(before=rung, after=rung, why=WhyRung.WAITING)
+            state = LadderState(rung=rung, over_since_s=since_s, before_loss=state.before_loss)
+            return state, Step(before=rung, after=rung, why=WhyRung.WAITING)
         why = WhyRung.LATE_QUEUE if late else WhyRung.OVERLOAD
         return LadderState(rung=up, over_since_s=now_s), Step(before=rung, after=up, why=why)
     calm = strain.load < limits.calm and strain.oldest_wait_s <= limits.calm_wait * strain.wait_limit_s
     if not calm or rung is least:
-        return LadderState(rung=rung), Step(before=rung, after=rung, why=WhyRung.STEADY)
+        return LadderState(rung=rung, before_loss=state.before_loss), Step(before=rung, after=rung, why=WhyRung.STEADY)
     since_s = state.calm_since_s if state.calm_since_s is not None else now_s
     if now_s - since_s < limits.down_s:
         return LadderState(rung=rung, calm_since_s=since_s), Step(before=rung, after=rung, why=WhyRung.WAITING)
     down = max(_next_down(rung, strain), least)
     return LadderState(rung=down, calm_since_s=now_s), Step(before=rung, after=down, why=WhyRung.RECOVERED)
+
+
+def _come_back(
+    state: LadderState, before: Rung, strain: Strain, limits: LadderLimits, now_s: float
+) -> tuple[LadderState, Step]:
+    """Return to where the ladder was before workers were lost, when they are back for a while."""
+    rung, since_s = state.rung, state.back_since_s if state.back_since_s is not None else now_s
+    if now_s - since_s < limits.back_s:
+        return msgspec.structs.replace(state, back_since_s=since_s), Step(before=rung, after=rung, why=WhyRung.WAITING)
+    least, _ = _least(strain)
+    after = min(rung, max(before, least))
+    left = before if after is least and before < least else None  # some are still missing
+    return LadderState(rung=after, before_loss=left), Step(before=rung, after=after, why=WhyRung.RECOVERED)
 
 
 def _least(strain: Strain) -> tuple[Rung, WhyRung]:

@@ -74,6 +74,18 @@ def test_losing_everything_leads_to_the_local_model_at_once():
     assert course((gone, 1)) == [(Rung.LOCAL, WhyRung.NO_WORKER)]
 
 
+def test_workers_that_come_back_lead_straight_to_where_it_was_before_they_went():
+    gone = msgspec.structs.replace(WELL, pairs=False, unified=0)
+    whole = msgspec.structs.replace(WELL, pairs=False)
+    # A pool that starts has no worker at first: it must not shed for a minute once it has them.
+    assert course((gone, 3), (WELL, 5)) == [(Rung.LOCAL, WhyRung.NO_WORKER), (Rung.NORMAL, WhyRung.RECOVERED)]
+    assert course((gone, 3), (WELL, int(LIMITS.back_s))) == [(Rung.LOCAL, WhyRung.NO_WORKER)]
+    by_and_by = course((gone, 3), (whole, 5), (WELL, 5))
+    assert [rung for rung, _ in by_and_by] == [Rung.LOCAL, Rung.SHORT_ON_UNIFIED, Rung.NORMAL]
+    flooded = course((FLOODED, 11), (gone, 3), (FLOODED, 5))
+    assert [rung for rung, _ in flooded][-2:] == [Rung.LOCAL, Rung.SHED_BATCH]  # overload had led there, and lasts
+
+
 def test_a_pool_without_unified_workers_starts_with_shedding_and_a_unified_pool_too():
     assert course((msgspec.structs.replace(FLOODED, unified=0), 5)) == [(Rung.SHED_BATCH, WhyRung.OVERLOAD)]
     whole = msgspec.structs.replace(FLOODED, pairs=False, wants_pairs=False, unified=8)
@@ -151,10 +163,13 @@ strains = st.builds(
 def test_a_tick_climbs_down_by_one_step_and_up_by_one_unless_workers_are_lost(seen):
     state = LadderState()
     for now_s, strain in enumerate(seen):
+        lost = state.before_loss is not None
         state, step = climb(state, strain, LIMITS, float(now_s))
         mixed = strain.unified > 0 and strain.wants_pairs
         if step.why in (WhyRung.NO_PAIR, WhyRung.NO_WORKER):
             assert step.after > step.before
+        elif lost and step.why is WhyRung.RECOVERED:
+            assert step.after < step.before
         elif mixed:
             assert abs(step.after - step.before) <= 1
         assert state.rung is step.after
