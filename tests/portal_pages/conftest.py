@@ -25,3 +25,10 @@ async def portal(
         rig = PortalRig(running)
         yield rig
         await rig.close()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the browser's tests unread where they are deselected: Playwright belongs to `make e2e`."""
+    if collection_path.name == "test_portal_browser.py" and "not e2e" in config.option.markexpr:
+        return True
+    return None
