@@ -123,6 +123,7 @@ class Gateway:
         self.last_seq = 0
         self._address = address
         self._auto_ack = auto_ack
+        self._taking = True
         self._handles: dict[int, Answer] = {}
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -142,6 +143,11 @@ class Gateway:
         self._call.cancel()
         self._reader.cancel()
         await self._channel.close()
+
+    def stop_taking(self) -> int:
+        """Take and acknowledge no further batch; return the last one taken."""
+        self._taking = False
+        return self.last_seq
 
     async def ack(self, seq: int) -> None:
         await self._write(pb.AttachCommand(ack=pb.Ack(seq=seq)))
@@ -169,6 +175,8 @@ class Gateway:
     async def _read(self, call) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             async for batch in call:
+                if not self._taking:
+                    continue
                 self._take(batch)
                 if self._auto_ack:
                     await self.ack(batch.seq)

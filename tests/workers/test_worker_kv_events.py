@@ -52,7 +52,7 @@ async def test_status_sums_hand_offs_and_prompt_tokens_by_where_they_were_found(
             await pair.decode_gateway.answer(attempt, Phase.DECODE)
             await pair.prefill_leader.final(attempt, Phase.PREFILL)
         status = await pair.prefill_leader.next_of("status", lambda s: s.transfers_done == 2)
-        other = pair.decode_leader.of("status")[-1]
+        other = await pair.decode_leader.next_of("status", lambda s: s.tokens_produced > 0)
     assert (status.hit_device_tokens, status.computed_tokens) == (192, 208)  # twelve pages of 16 the second time
     assert status.transfer_exposed_ms > 0
     assert status.transfers_failed == 0

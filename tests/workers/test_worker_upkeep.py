@@ -296,6 +296,6 @@ async def test_a_second_process_does_not_start_while_the_first_is_alive_but_take
         await until(lambda: redis.exists(worker_lease("tiny", "w1")))
         with pytest.raises(Fenced, match="in use"):
             await Heartbeat(redis, lambda: second).claim()
-    gone = msgspec.structs.replace(first, pid=dead.pid)
+    gone = msgspec.structs.replace(first, epoch=8, pid=dead.pid)
     await Heartbeat(redis, lambda: gone)._write()
     await Heartbeat(redis, lambda: second).claim()
