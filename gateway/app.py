@@ -26,7 +26,6 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import InboxEntry
 from gateway.admin.api import AdminApi
 from gateway.admin.callers import Callers
-from gateway.admin.money import Money
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
 from gateway.auth import DATABASE_ERRORS, Authenticator
@@ -392,8 +391,7 @@ def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
         prices=gateway.prices,
     )
     playground = playground_routes(desk, gateway.starter, gateway.chat, gateway.answers, gateway.auth, edge)
-    money = Money(gateway.redis, token=gateway.settings.billing_admin_token)
-    return view_routes(desk, playground, gateway.portal.people, gateway.portal.links, money)
+    return view_routes(desk, playground, gateway.portal.people, gateway.portal.links, gateway.admin.money)
 
 
 def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:

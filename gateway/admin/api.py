@@ -9,8 +9,8 @@ from gateway.admin.callers import Callers
 from gateway.admin.fleet_routes import FleetDesk, fleet_routes, model_admin_routes
 from gateway.admin.key_routes import key_routes
 from gateway.admin.members import Members, invite_routes, member_routes, service_account_routes
-from gateway.admin.money import Money
-from gateway.admin.money_routes import Noted, budget_routes, credit_routes, invoice_routes, price_routes
+from gateway.admin.money import Money, Noted
+from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes, price_routes
 from gateway.admin.organisations import Organisations, hold_routes, organisation_routes, project_routes
 from gateway.fleet import Fleet
 from gateway.models import Models

@@ -6,10 +6,12 @@ from typing import Any, Final
 import grpc.aio
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from contracts import keys
 from contracts.errors import BadRequest, DependencyDown
 from contracts.v1 import billing_pb2_grpc
+from gateway.audit import record
 
 _TIMEOUT_S: Final = 30.0
 _CALLERS_FAULT: Final = frozenset(
@@ -46,3 +48,22 @@ class Money:
                 if error.code() in _CALLERS_FAULT:
                     raise BadRequest(error.details() or "Billing refused this.") from None
                 raise DependencyDown(f"Billing answered {error.code().name}.", retry_after_s=5) from None
+
+
+class Noted:
+    """Writes of money, each noted in the record of changes after billing did it."""
+
+    def __init__(self, engine: AsyncEngine, money: Money) -> None:
+        self.engine = engine
+        self._money = money
+
+    async def call(self, method: str, asked: Any, *, actor: str, subject: str, org: str | None, kind: str) -> Any:
+        """Return billing's answer. Raises BadRequest, DependencyDown."""
+        answer = await self._money.call(method, asked)
+        async with self.engine.begin() as db:
+            await record(db, actor=actor, action=_snake(method), kind=kind, subject=subject, org=org)
+        return answer
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

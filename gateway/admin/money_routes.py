@@ -7,18 +7,16 @@ import msgspec
 from litestar import delete, get, post, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import queries
 from contracts.errors import NotFound
 from contracts.v1 import billing_pb2 as pb
 from gateway.admin.callers import Callers
 from gateway.admin.handlers import AnyRequest, nano_of, taken
-from gateway.admin.money import Money
+from gateway.admin.money import Noted
 from gateway.admin.organisations import ORG, Organisations
 from gateway.admin.paging import ListOf, page
 from gateway.admin.shapes import BudgetView, Done, MonthToClose, NewBudget, NewCredit, NewPrice, ProfileChange, Thing
-from gateway.audit import record
 from gateway.openapi import json_operation
 from gateway.portal.roles import Right
 from gateway.schemas.answers import money_text
@@ -27,21 +25,6 @@ from gateway.tenant_read import tenant_read
 TAGS = ["admin: money"]
 BUDGET = f"{ORG}/budgets/{{kind:str}}/{{kind_id:str}}"
 INVOICE = f"{ORG}/invoices/{{invoice:str}}"
-
-
-class Noted:
-    """Writes of money, each noted in the record of changes after billing did it."""
-
-    def __init__(self, engine: AsyncEngine, money: Money) -> None:
-        self.engine = engine
-        self._money = money
-
-    async def call(self, method: str, asked: Any, *, actor: str, subject: str, org: str | None, kind: str) -> Any:
-        """Return billing's answer. Raises BadRequest, DependencyDown."""
-        answer = await self._money.call(method, asked)
-        async with self.engine.begin() as db:
-            await record(db, actor=actor, action=_snake(method), kind=kind, subject=subject, org=org)
-        return answer
 
 
 def budget_routes(callers: Callers, parts: Organisations, noted: Noted) -> list[HTTPRouteHandler]:
@@ -302,7 +285,3 @@ def _uuid(text: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError:
         raise NotFound("There is no such invoice.", param="invoice") from None
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

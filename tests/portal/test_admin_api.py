@@ -318,6 +318,28 @@ async def _with_csrf(browser: Browser) -> Browser:
     return browser
 
 
+async def test_what_forms_of_the_portal_write_about_money_is_in_the_record_of_changes(
+    portal: PortalRig, admin: httpx.AsyncClient, billing: None
+) -> None:
+    payer = await portal.signed_in(Role.BILLING)
+    scope = {"scope": f"project:{portal.rig.project.id}"}
+    foreign = {"scope": "project:proj_of_another"}
+    assert (await payer.post("/portal/budgets", {**scope, "amount": "12.50"})).status_code == 303
+    assert (await payer.post("/portal/budgets/remove", foreign, form="/portal/budgets")).status_code == 404
+    assert (await payer.post("/portal/budgets/remove", scope, form="/portal/budgets")).status_code == 303
+    hook = {"address": "https://example.org/hook", "secret": "s" * 32}
+    assert (await payer.post("/portal/webhooks", hook)).status_code == 303
+    found = (await admin.get(f"{_here(portal)}/audit")).json()["data"]
+    written = [(one["action"], one["subject"]) for one in found if one["kind"] in ("budget", "profile")]
+    project = scope["scope"]
+    assert written[::-1] == [
+        ("set_budget", project),
+        ("remove_budget", project),
+        ("set_profile", portal.rig.org.id),
+    ]
+    assert all(one["actor"].startswith("person_") for one in found if one["kind"] in ("budget", "profile"))
+
+
 async def test_budgets_credits_and_prices_are_written_by_billing_and_read_back(
     portal: PortalRig, admin: httpx.AsyncClient, operator: httpx.AsyncClient, billing: None
 ) -> None:

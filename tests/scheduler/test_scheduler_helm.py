@@ -86,7 +86,7 @@ async def test_sessions_stay_on_a_worker_and_leave_it_when_it_dies(rig: Rig):
         def asked() -> bool:
             return any(not lost.retrying for lost in request.lost)
 
-        # The first after a death may be sent to the dead worker: the gateway, which heard nothing of it, starts it again.
+        # The first after a death may go to the dead worker: the gateway, which heard nothing, starts it again.
         await eventually(lambda: whole() or asked())
         if asked():
             await gateway.start_again(request, request.lost[-1].attempt)

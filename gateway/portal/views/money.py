@@ -13,6 +13,7 @@ from litestar.params import FromPath
 from billing import queries
 from contracts.errors import BadRequest, NotFound
 from contracts.v1 import billing_pb2 as pb
+from gateway.portal.door import Visit
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
 
@@ -23,8 +24,8 @@ _MEDIA: Final[Mapping[str, str]] = {"pdf": "application/pdf", "csv": "text/csv"}
 class MoneyWriter(Protocol):
     """Who writes about money: billing's Admin service. Raises BadRequest with its sentence, DependencyDown."""
 
-    async def call(self, method: str, request: Any) -> Any:
-        """Return the answer to one call of contracts/v1/billing.proto."""
+    async def call(self, method: str, asked: Any, *, actor: str, subject: str, org: str | None, kind: str) -> Any:
+        """Return the answer to one call of contracts/v1/billing.proto; the record of changes says who did it."""
         ...
 
 
@@ -114,10 +115,11 @@ def _budget_routes(desk: Desk, writer: MoneyWriter) -> list[HTTPRouteHandler]:
                 organisation=visit.tenant,
                 scope=scope,
                 scope_id=scope_id,
-                amount=nano_of(str(form.get("amount", ""))),
+                amount=typed_nano(str(form.get("amount", ""))),
                 soft=form.get("soft") == "1",
                 by=visit.actor,
             ),
+            **_of(visit, f"{scope}:{scope_id}", "budget"),
         )
         return desk.pages.go(request, "/portal/budgets")
 
@@ -127,7 +129,9 @@ def _budget_routes(desk: Desk, writer: MoneyWriter) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.MONEY)
         form = await desk.door.form(request, visit)
         scope, _, scope_id = str(form.get("scope", "")).partition(":")
-        await writer.call("RemoveBudget", pb.BudgetScope(organisation=visit.tenant, scope=scope, scope_id=scope_id))
+        await _check_scope(visit.tenant, scope, scope_id)
+        asked = pb.BudgetScope(organisation=visit.tenant, scope=scope, scope_id=scope_id)
+        await writer.call("RemoveBudget", asked, **_of(visit, f"{scope}:{scope_id}", "budget"))
         return desk.pages.go(request, "/portal/budgets")
 
     @get("/portal/webhooks")
@@ -151,7 +155,7 @@ def _budget_routes(desk: Desk, writer: MoneyWriter) -> list[HTTPRouteHandler]:
         address = str(form.get("address", "")).strip()
         secret = str(form.get("secret", "")) or known.webhook_secret
         kept |= {"webhook_url": address, "webhook_secret": secret if address else ""}
-        await writer.call("SetProfile", pb.Profile(**kept))
+        await writer.call("SetProfile", pb.Profile(**kept), **_of(visit, visit.tenant, "profile"))
         return desk.pages.go(request, "/portal/webhooks")
 
     async def _check_scope(tenant: str, scope: str, scope_id: str) -> None:
@@ -163,7 +167,11 @@ def _budget_routes(desk: Desk, writer: MoneyWriter) -> list[HTTPRouteHandler]:
     return [list_budgets, set_budget, remove_budget, list_webhooks, set_webhook]
 
 
-def nano_of(text: str) -> int:
+def _of(visit: Visit, subject: str, kind: str) -> dict[str, str]:
+    return {"actor": visit.actor, "subject": subject, "org": visit.tenant, "kind": kind}
+
+
+def typed_nano(text: str) -> int:
     """Return an amount that somebody typed, nano-units. Raises BadRequest."""
     try:
         amount = Decimal(text.strip().replace(",", "."))
