@@ -25,7 +25,6 @@ import structlog
 from contracts.errors import DeadlineExceeded, Interrupted, ServingError
 from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, Phase
-from contracts.settlement import Unreserved
 from contracts.usage import Outcome, UsageEvent
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import (
@@ -60,6 +59,7 @@ class Generation:
     def __init__(
         self,
         terms: Terms,
+        granted: Admitted,
         output: Output,
         effects: Effects,
         *,
@@ -69,6 +69,7 @@ class Generation:
     ) -> None:
         """`deadline_s` is seconds from now; `forget` is called once, when the request is closed."""
         self.terms = terms
+        self.granted = granted
         self.output = output
         self.entry_id = ""
         self.attempt = 0
@@ -77,9 +78,8 @@ class Generation:
         self.ending: Ending | None = None
         self.event: UsageEvent | None = None
         self.rid_bytes = rid_bytes(terms.rid)
-        self.max_tokens = self.paid_tokens = NO_ALLOWANCE  # per sample
-        self.unreserved: Unreserved | None = None
-        self.limits_uncached = False  # a limit of uncached prompt tokens holds the whole prompt
+        self.paid_tokens = granted.paid_tokens  # per sample; grows while the answer runs
+        self._told_cached = not granted.limits_uncached  # what was found cached is given back once
         self._asking = False
         self._effects = effects
         self._loop = loop
@@ -116,8 +116,8 @@ class Generation:
     def slot_finished(self, slot: Slot, error: str) -> None:
         """Take the end of one engine request of the current attempt."""
         if self.ending is not None or slot.phase is Phase.PREFILL:
-            if self.ending is None and self.limits_uncached and slot.counts.cached_tokens and not self._prompts:
-                self.limits_uncached = False  # once, by the attempt whose prompt is metered
+            if self.ending is None and not self._told_cached and slot.counts.cached_tokens and not self._prompts:
+                self._told_cached = True  # by the attempt whose prompt is metered
                 self._effects.found_cached(self.terms.owner.org, self.terms.rid, slot.counts.cached_tokens)
             self._conclude_if_counted()
             return
@@ -187,12 +187,6 @@ class Generation:
 
     # -- money -----------------------------------------------------------------------------------------
 
-    def admitted(self, granted: Admitted) -> None:
-        """Take what admission allowed."""
-        self.limits_uncached = granted.limits_uncached
-        self.max_tokens, self.paid_tokens = granted.max_tokens, granted.paid_tokens
-        self.unreserved = granted.unreserved
-
     def running_low(self) -> None:
         """Ask for more money, once until it is answered."""
         if not self._asking and not self.over:
@@ -226,7 +220,7 @@ class Generation:
         self._end(Ending(Outcome.FINISHED, BUDGET_USED_UP), wait_s=LEAVE_WAIT_S)
 
     def _allowance(self, slot: Slot) -> int:
-        allowed = allowance_of(paid_tokens=self.paid_tokens, max_tokens=self.max_tokens)
+        allowed = allowance_of(paid_tokens=self.paid_tokens, max_tokens=self.granted.max_tokens)
         return NO_ALLOWANCE if allowed is None else allowed - slot.delivered.num_before
 
     # -- events from our own side --------------------------------------------------------------------
@@ -412,7 +406,7 @@ class Generation:
                 entry_id=self.entry_id,
                 ended_unix_ms=self.terms.arrived_unix_ms + int((time.monotonic() - self.terms.arrived_s) * 1000),
                 phase_blamed=blamed(event, self.terms.owner.slo),
-                unreserved=self.unreserved,
+                unreserved=self.granted.unreserved,
             )
         )
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from contracts.rating import rate
 from contracts.settlement import NotExtended, SettlementScripts
-from gateway.terms import Terms
+from gateway.terms import Admitted, Terms
 
 log = structlog.get_logger()
 
@@ -35,8 +35,8 @@ class Spender(Protocol):
     """A request that runs. Implemented by gateway.generation."""
 
     terms: Terms
+    granted: Admitted
     paid_tokens: int
-    max_tokens: int
 
     @property
     def over(self) -> bool:
@@ -116,7 +116,7 @@ class Purse:
     async def _extend(self, spender: Spender) -> None:
         terms = spender.terms
         owner, price = terms.owner, terms.owner.price.decode
-        step = min(max(spender.paid_tokens, _MIN_STEP_TOKENS), spender.max_tokens - spender.paid_tokens)
+        step = min(max(spender.paid_tokens, _MIN_STEP_TOKENS), spender.granted.max_tokens - spender.paid_tokens)
         while step > 0:
             nano = rate(step * terms.num_samples, price)
             answer = await self._scripts.extend(owner.org, terms.rid, nano) if nano else None

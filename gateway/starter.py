@@ -251,16 +251,16 @@ class Starter:
         generations = [
             Generation(
                 one,
+                granted,
                 output,
                 self._effects,
                 loop=asyncio.get_running_loop(),
                 forget=self._table.remove,
                 deadline_s=self._settings.request_timeout_s,
             )
-            for one, output in zip(terms, outputs, strict=True)
+            for one, granted, output in zip(terms, admitted, outputs, strict=True)
         ]
-        for generation, granted in zip(generations, admitted, strict=True):
-            generation.admitted(granted)
+        for generation in generations:
             self._table.add(generation)
         self._check_still(arrival.key, generations)
         await self._submit_all(arrival, work, generations, admitted)

@@ -3,7 +3,8 @@
 import asyncio
 
 import msgspec
-from rig import FAST, POOL, SLOW_PREFILL, Rig, eventually
+from rig import FAST, SLOW_PREFILL, Rig, eventually
+from rig_gateway import POOL
 
 from contracts import keys
 from contracts.lifecycle import Phase, Role, WorkerState

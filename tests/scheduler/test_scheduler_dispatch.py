@@ -1,7 +1,8 @@
 """A request from the inbox to real timed workers and back."""
 
 import msgspec
-from rig import OWNER, POOL, SLOW_DECODE, SLOW_PREFILL, Rig, RigGateway, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig_gateway import OWNER, POOL, RigGateway
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Path, Phase, RequestState, Role

@@ -1,7 +1,8 @@
 """Workers that die, refuse, lose the hand-off or their stream."""
 
 import pytest
-from rig import POOL, SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually
+from rig_gateway import POOL
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Path, Phase, RequestState, Role

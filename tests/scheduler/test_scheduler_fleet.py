@@ -2,11 +2,11 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from redis.asyncio import Redis
-from rig import POOL, Rig, eventually
+from rig import Rig, eventually
+from rig_gateway import POOL
 
 from contracts.catalog import Catalog
 from contracts.environment import SettingsError
@@ -35,7 +35,7 @@ async def test_a_fleet_of_64_workers_serves_a_pool(
         assert len({worker.address for worker in fleet}) == 64
         gateway = await rig.gateway()
         for worker in fleet:
-            gateway.attach(SimpleNamespace(registration=SimpleNamespace(address=worker.address)))
+            gateway.attach(worker.address)
         pool = rig.scheduler()
         await eventually(lambda: pool.term is not None and pool.term.attempts.caught_up, "leading")
         await eventually(lambda: sum(w.ready for w in pool.registry.workers()) == 64, "64 workers ready")

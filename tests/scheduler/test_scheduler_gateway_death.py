@@ -3,7 +3,8 @@
 import time
 
 import msgspec
-from rig import OWNER, POOL, SLOW_DECODE, SLOW_PREFILL, TIMING, GatewayRequest, Rig, RigGateway, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually
+from rig_gateway import OWNER, POOL, GatewayRequest, RigGateway
 
 from contracts import keys
 from contracts.identity import shard_of

@@ -4,7 +4,8 @@ import asyncio
 
 import msgspec
 import pytest
-from rig import DEADLINE_S, FAST, OWNER, POOL, SLOW_DECODE, Rig, eventually
+from rig import DEADLINE_S, FAST, SLOW_DECODE, Rig, eventually
+from rig_gateway import OWNER, POOL
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, HandOff, Path, Role
@@ -400,7 +401,7 @@ async def test_a_wrong_first_split_is_righted_by_moves_that_say_why(rig: Rig, ha
         for worker in rig.workers:  # as gateways do: another life has another stream
             if worker.epoch != lives[worker.worker_id]:
                 lives[worker.worker_id] = worker.epoch
-                gateway.attach(worker)
+                gateway.attach(worker.registration.address)
 
     def ended() -> bool:
         follow()

@@ -3,7 +3,8 @@
 import time
 
 import msgspec
-from rig import POOL, Rig, eventually
+from rig import Rig, eventually
+from rig_gateway import POOL
 
 from contracts.lifecycle import Role, WorkerState
 from contracts.orders import Answer, Order, answer, orders

@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from rig import FAST, POOL, SLOW_DECODE, Rig, eventually
+from rig import FAST, SLOW_DECODE, Rig, eventually
+from rig_gateway import POOL
 
 from contracts.keys import attempts
 from contracts.lifecycle import HandOff, Path, Role
@@ -142,7 +143,7 @@ async def test_a_flip_gives_the_worker_another_life_in_its_new_role(rig: Rig):
     assert moved.switch_ms > 0
     await eventually(lambda: pool.registry.pairs.counts() == {"open": 2}, "both pairs open")
     assert decodes[0].registration.epoch > epoch
-    gateway.attach(decodes[0])
+    gateway.attach(decodes[0].registration.address)
     request = await gateway.submit(PROMPT)
     await eventually(lambda: request.finished, "finished")
     assert request.of(Placed)[0].decode.worker_id == decodes[1].worker_id

@@ -4,7 +4,8 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from rig import POOL, SLOW_DECODE, eventually, running_rig
+from rig import SLOW_DECODE, eventually, running_rig
+from rig_gateway import POOL
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, RequestState, Role

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import msgspec
-from rig import POOL, SLOW_DECODE, TIMING, Rig, eventually
+from rig import SLOW_DECODE, TIMING, Rig, eventually
+from rig_gateway import POOL
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Role

@@ -1,7 +1,8 @@
 """What one tenant, or one side of the pairs, may take of the room, counted over real timed workers."""
 
 import msgspec
-from rig import OWNER, SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig_gateway import OWNER
 
 from contracts.lifecycle import FinishReason, Role
 

@@ -3,7 +3,8 @@
 import asyncio
 
 from msgspec.structs import replace
-from rig import OWNER, POOL, SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig_gateway import OWNER, POOL
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, RequestState, Role

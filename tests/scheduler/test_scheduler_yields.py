@@ -1,7 +1,8 @@
 """Batch work on unified workers gives way to whoever waits for an answer, and loses no token by it."""
 
 import msgspec
-from rig import OWNER, SLOW_DECODE, Rig, eventually
+from rig import SLOW_DECODE, Rig, eventually
+from rig_gateway import OWNER
 
 from contracts.lifecycle import FinishReason, Role
 from contracts.slo import SloTarget
