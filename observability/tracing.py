@@ -12,6 +12,7 @@ Attributes follow OpenTelemetry's GenAI conventions where they have a name. Prom
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
@@ -40,7 +41,7 @@ Value = str | bool | int | float
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED: Final = 1
-_FLUSH_MS: Final = 2000
+_FLUSH_S: Final = 2.0
 
 
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +153,10 @@ class Tracer:
         if endpoint:
             resource = Resource.create({"service.name": f"pdgate-{service}", "service.instance.id": instance})
             self._provider = TracerProvider(resource=resource, id_generator=self._ids, sampler=ALWAYS_ON)
-            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=5)
-            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+            self._exporter = OTLPSpanExporter(
+                endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=5
+            )
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
             self._tracer = self._provider.get_tracer("pdgate")
 
     def emit(
@@ -199,9 +202,13 @@ class Tracer:
 
     def close(self) -> None:
         """Send what is left, within two seconds. Blocks."""
-        if self._provider is not None:
-            self._provider.force_flush(_FLUSH_MS)
-            self._provider.shutdown()
+        if self._provider is None:
+            return
+        # The SDK's own timeouts do not reach an export that is being tried again; closing the exporter ends it.
+        give_up = threading.Timer(_FLUSH_S, self._exporter.shutdown)
+        give_up.start()
+        self._provider.shutdown()
+        give_up.cancel()
 
 
 def _span_context(trace_id: int, span_id: int) -> SpanContext:
