@@ -131,11 +131,11 @@ async def test_a_client_that_leaves_a_completion_of_many_prompts_stops_each(rig:
             handles.append(await rig.decode.open(submit.rid, Phase.UNIFIED))
             await handles[-1].tokens("x")
         asked.cancel()
-        await eventually(lambda: len(rig.decode.aborts) == 2)
+        # A placement that the gateway reads only now makes it say so once more.
+        await eventually(lambda: len({abort.id.rid for abort in rig.decode.aborts}) == 2)
     for handle in handles:
         await handle.finish(FinishReason.ABORTED, prompt=3, completion=1)
     assert [(await rig.usage(submit.rid)).outcome for submit in submits] == [Outcome.CLIENT_LEFT] * 2
-    assert len({abort.id.rid for abort in rig.decode.aborts}) == 2
 
 
 @pytest.mark.parametrize(
