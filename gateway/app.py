@@ -55,6 +55,7 @@ from gateway.outage import Outage
 from gateway.patience import Patience
 from gateway.portal.portal import Portal
 from gateway.portal.views import view_routes
+from gateway.portal.views.controls import FleetControls
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.playground import playground_routes
 from gateway.prices import Prices
@@ -391,7 +392,15 @@ def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
         prices=gateway.prices,
     )
     playground = playground_routes(desk, gateway.starter, gateway.chat, gateway.answers, gateway.auth, edge)
-    return view_routes(desk, playground, gateway.portal.people, gateway.portal.links, gateway.admin.money)
+    admin = gateway.admin
+    return view_routes(
+        desk,
+        playground,
+        gateway.portal.people,
+        gateway.portal.links,
+        writer=admin.money,
+        controls=FleetControls(admin.fleet, admin.orders, admin.organisations),
+    )
 
 
 def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:

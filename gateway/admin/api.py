@@ -12,6 +12,7 @@ from gateway.admin.members import Members, invite_routes, member_routes, service
 from gateway.admin.money import Money, Noted
 from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes, price_routes
 from gateway.admin.organisations import Organisations, hold_routes, organisation_routes, project_routes
+from gateway.admin.worker_orders import WorkerOrders, order_routes
 from gateway.fleet import Fleet
 from gateway.models import Models
 from gateway.portal.portal import Portal
@@ -44,6 +45,7 @@ class AdminApi:
         )
         self.money = Noted(engine, Money(redis, token=settings.billing_admin_token))
         self.fleet = FleetDesk(engine, redis, models, fleet, settings.decision_log)
+        self.orders = WorkerOrders(engine, redis, fleet, models.catalog.pools)
 
     def routes(self) -> list[HTTPRouteHandler]:
         """Return every handler under `/admin/v1`."""
@@ -63,4 +65,5 @@ class AdminApi:
             *audit_routes(callers, self._engine),
             *model_admin_routes(callers, self.organisations, self.fleet),
             *fleet_routes(callers, self.fleet),
+            *order_routes(callers, self.orders),
         ]

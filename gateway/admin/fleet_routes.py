@@ -199,7 +199,7 @@ def fleet_routes(callers: Callers, desk: FleetDesk) -> list[HTTPRouteHandler]:
         desk.check_pool(pool)
         wanted = await taken(request, SteeringChange)
         if wanted.mode == "manual":
-            _check_split(desk, pool, wanted)
+            check_split(desk, pool, wanted)
         steering = Steering(**msgspec.structs.asdict(wanted))
         await desk.steer(pool, steering, actor=caller.actor)
         return Thing(object="steering", value={"source": "operator", **msgspec.to_builtins(steering)})
@@ -237,7 +237,7 @@ def fleet_routes(callers: Callers, desk: FleetDesk) -> list[HTTPRouteHandler]:
     return [list_workers, get_steering, put_steering, delete_steering, get_series, list_decisions]
 
 
-def _check_split(desk: FleetDesk, pool: str, wanted: SteeringChange) -> None:
+def check_split(desk: FleetDesk, pool: str, wanted: SteeringChange) -> None:
     """Raise NeedsManual when no path would be left, or when the pool has other workers than the split asks for."""
     workers = len(desk.fleet.pool(pool).workers)
     total = wanted.prefill + wanted.decode + wanted.unified

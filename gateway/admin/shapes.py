@@ -176,6 +176,14 @@ class SteeringChange(Strict, frozen=True, kw_only=True):
     unified: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class NewOrder(Strict, frozen=True, kw_only=True):
+    """What one worker is to do. `wait_s`: how long the answer may be waited for."""
+
+    what: Literal["role", "drain", "undrain"]
+    role: Literal["prefill", "decode", "unified"] | None = None
+    wait_s: Annotated[int, msgspec.Meta(ge=0, le=60)] = 5
+
+
 # -- given ---------------------------------------------------------------------------------------------
 
 
@@ -262,6 +270,18 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     amount_nano: int
     soft: bool
     thresholds: tuple[int, ...]
+
+
+class OrderView(msgspec.Struct, frozen=True, kw_only=True):
+    """How an order to a worker stands. `role` is the one in force; drain and switch are ms."""
+
+    id: str
+    worker_id: str
+    state: Literal["pending", "done", "refused"]
+    message: str = ""
+    role: str | None = None
+    drain_ms: float = 0.0
+    switch_ms: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ PATHS: Final[Mapping[str, str]] = {
     "fallback": "Fallback",
     "local": "Local",
 }
+_RISKY: Final = ("=", "+", "-", "@", "\t", "\r")
 _STEPS: Final = ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k"))
 
 
@@ -83,6 +84,11 @@ def change(now: float | None, before: float | None) -> str:
         return ""
     times = now / before
     return f"{(times - 1) * 100:+.0f}\u00a0%" if times < 10 else f"\u00d7\u202f{short(times)}"
+
+
+def cell(text: str) -> str:
+    """Return a cell of a CSV that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_RISKY) else text
 
 
 def iso(at: dt.datetime | float | None) -> str:

@@ -27,6 +27,7 @@ MENU: Final[Sequence[tuple[str, Sequence[Place]]]] = (
     )),
     ("Access", (
         Place("Projects and keys", "/portal/keys", Right.READ),
+        Place("Limits", "/portal/limits", Right.READ),
         Place("Members", "/portal/members", Right.READ),
         Place("Audit log", "/portal/audit", Right.AUDIT),
     )),

@@ -11,10 +11,12 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.portal.links import Links
 from gateway.portal.people import People
 from gateway.portal.views.audit import audit_view_routes
+from gateway.portal.views.controls import FleetControls, control_routes
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.economics import economics_view_routes
 from gateway.portal.views.fleet import fleet_view_routes
 from gateway.portal.views.keys import key_view_routes
+from gateway.portal.views.limits import limit_view_routes
 from gateway.portal.views.money import MoneyWriter, money_view_routes
 from gateway.portal.views.overview import overview_routes
 from gateway.portal.views.people import people_view_routes
@@ -24,7 +26,13 @@ from gateway.portal.views.usage import usage_view_routes
 
 
 def view_routes(
-    desk: Desk, playground: Sequence[HTTPRouteHandler], people: People, links: Links, writer: MoneyWriter
+    desk: Desk,
+    playground: Sequence[HTTPRouteHandler],
+    people: People,
+    links: Links,
+    *,
+    writer: MoneyWriter,
+    controls: FleetControls,
 ) -> list[HTTPRouteHandler]:
     """Return the handlers of every view."""
     return [
@@ -33,10 +41,12 @@ def view_routes(
         *request_view_routes(desk),
         *key_view_routes(desk),
         *playground,
+        *limit_view_routes(desk, controls.organisations),
         *money_view_routes(desk, writer),
         *people_view_routes(desk, people, links),
         *audit_view_routes(desk, people),
         *status_view_routes(desk),
-        *fleet_view_routes(desk),
+        *fleet_view_routes(desk, controls),
+        *control_routes(desk, controls),
         *economics_view_routes(desk),
     ]

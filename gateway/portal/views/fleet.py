@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from contracts.series import Flip, Point
 from gateway.portal.roles import Right
 from gateway.portal.views.charts import Chart, Series
+from gateway.portal.views.controls import MODES, FleetControls
 from gateway.portal.views.desk import Desk
 
 HOURS: Final = {"15m": ("15 minutes", 0.25), "1h": ("1 hour", 1.0), "6h": ("6 hours", 6.0), "24h": ("24 hours", 24.0)}
@@ -24,8 +25,8 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     flip: Flip
 
 
-def fleet_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
-    """Return the handlers of status and fleet."""
+def fleet_view_routes(desk: Desk, controls: FleetControls) -> list[HTTPRouteHandler]:
+    """Return the handler of the fleet's page."""
 
     @get("/portal/fleet")
     async def get_fleet(request: Request[Any, Any, Any]) -> Response[str]:
@@ -52,6 +53,8 @@ def fleet_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             last=course[-1] if course else None,
             charts=_charts(seen),
             moved=moved[:_FLIPS],
+            controls=await controls.seen(pool, request.query_params),
+            modes=MODES,
         )
 
     return [get_fleet]

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from billing import queries
 from gateway.portal.door import AnyRequest, Visit
-from gateway.portal.figures import METERS, NOTHING, PATHS
+from gateway.portal.figures import METERS, NOTHING, PATHS, cell
 from gateway.portal.roles import Right
 from gateway.portal.views.charts import Chart, by_group, in_order
 from gateway.portal.views.desk import Desk, Names
@@ -19,7 +19,6 @@ from gateway.portal.views.ranges import CHOICES, Range, range_of
 from gateway.schemas.answers import money_text
 
 MEASURES: Final = {"cost": ("Cost", "nano"), "tokens": ("Tokens", "count"), "requests": ("Requests", "count")}
-_RISKY: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -172,12 +171,7 @@ def _csv(asked: Question, used: Sequence[queries.Explored], names: Names, *, cos
     head = ["start_unix_s", asked.by, f"{asked.by}_name", "requests", "prefill_computed", "prefill_cached", "decode"]
     rows.writerow([*head, *(["cost", "currency"] if costs else [])])
     for one in used:
-        cells = [one.start_s, _plain(one.label or ""), _plain(_named(asked.by, one.label, names))]
+        cells = [one.start_s, cell(one.label or ""), cell(_named(asked.by, one.label, names))]
         figures = [one.requests, one.computed, one.cached, one.decode]
         rows.writerow([*cells, *figures, *([money_text(one.cost), currency] if costs else [])])
     return out.getvalue()
-
-
-def _plain(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula."""
-    return f"'{cell}" if cell.startswith(_RISKY) else cell
