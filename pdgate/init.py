@@ -12,7 +12,7 @@ from pdgate.connection import data_folder, database_url, redis_url
 from pdgate.envfile import read_env, write_env
 from pdgate.layout import catalog_file, layout_of
 from pdgate.output import AsJson, show
-from pdgate.tenancy import prepare_tenants
+from pdgate.tenancy import prepare_tenants, read_in_prices
 
 
 class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,13 +24,20 @@ class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
 
 def init(
     demo: Annotated[bool, typer.Option(help="Make a demo organisation and key too.")] = False,
+    with_keys: Annotated[
+        bool, typer.Option("--keys/--no-keys", help="Make keys at all; without, nothing is to be kept.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Migrate the database at DATABASE_URL, read in the catalogue's prices and make the first operator key.
 
-    Keys are kept in the data folder (PDGATE_DATA), so that running it again makes no new ones.
+    Keys are kept in the data folder (PDGATE_DATA), so that running it again makes no new ones. With --no-keys there
+    is nothing to keep, so it may run anywhere, before each upgrade for instance.
     """
     upgrade(database_url())
+    if not with_keys:
+        asyncio.run(read_in_prices(database_url=database_url(), catalog=read_catalog(catalog_file())))
+        return
     env_file = layout_of(data_folder()).env_file
     known = read_env(env_file)
     keys = asyncio.run(

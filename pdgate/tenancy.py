@@ -28,6 +28,16 @@ class FirstKeys(msgspec.Struct, frozen=True, kw_only=True):
     sign_in: str
 
 
+async def read_in_prices(*, database_url: str, catalog: Catalog) -> None:
+    """Bring the catalogue's prices into the price book of a migrated database."""
+    engine = create_async_engine(asyncpg_url(database_url))
+    try:
+        async with engine.begin() as connection:
+            await sync_catalog(connection, catalog)
+    finally:
+        await engine.dispose()
+
+
 async def prepare_tenants(
     *, database_url: str, redis_url: str, catalog: Catalog, known: Mapping[str, str], demo: bool
 ) -> FirstKeys:

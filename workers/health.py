@@ -4,7 +4,8 @@ Services:
 
 * "" and "pdgate.v1.Worker": the process is alive and its engine makes progress. A long prefill does; a hung engine
   whose port still answers does not. For liveness probes.
-* "pdgate.prefill", "pdgate.decode", "pdgate.unified": the worker is ready in this role. For readiness probes.
+* "pdgate.ready": the worker is ready in whatever role it has. For readiness probes, since roles change.
+* "pdgate.prefill", "pdgate.decode", "pdgate.unified": the worker is ready in this role.
 """
 
 from typing import Final
@@ -16,6 +17,7 @@ from contracts.lifecycle import Role, WorkerState
 from workers.condition import Condition
 
 ALIVE: Final = ("", "pdgate.v1.Worker")
+READY: Final = "pdgate.ready"
 ROLE_SERVICE: Final = {role: f"pdgate.{role}" for role in Role}
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -39,6 +41,7 @@ class Health:
         alive = condition.progressing and condition.state not in (WorkerState.UNHEALTHY, WorkerState.STOPPED)
         now = dict.fromkeys(ALIVE, alive)
         ready = alive and condition.state is WorkerState.READY
+        now[READY] = ready
         now |= {service: ready and role is condition.role for role, service in ROLE_SERVICE.items()}
         for service, serving in now.items():
             if self._told.get(service) is not serving:

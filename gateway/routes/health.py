@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromQuery
 
 from gateway.fleet import Fleet
 from gateway.models import Models
@@ -33,10 +34,14 @@ def health_routes(
         return {"status": "ok"}
 
     @get("/readyz", summary="Whether every model can be served", operation_id="readyz", tags=["health"])
-    async def readyz() -> Response[Readiness]:
-        """Return 200 when every model has its tokenizer, a price and a complete live path, else 503."""
+    async def readyz(*, every_model: FromQuery[bool] = True) -> Response[Readiness]:
+        """Return 200 when every model has its tokenizer, a price and a complete live path, else 503.
+
+        With `every_model=false` models do not count, only whether this gateway can take requests at all. That is the
+        question of a load balancer: a model without workers must not take the gateways of all others away.
+        """
         lacking = {public: models.missing(public) for public in models.catalog.models}
-        ready = fleet.redis_up and not any(lacking.values())
+        ready = fleet.redis_up and not (every_model and any(lacking.values()))
         body = Readiness(
             ready=ready,
             redis=fleet.redis_up,

@@ -222,6 +222,7 @@ async def test_running_streams_survive_an_outage_of_redis_and_are_settled_after_
         await eventually(lambda: journal.stat().st_size > 0)
         await eventually(lambda: not rig.gateway.fleet.redis_up)
         assert (await rig.client.get("/readyz")).status_code == 503
+        assert (await rig.client.get("/readyz?every_model=false")).status_code == 503
         await restart()
         event = await rig.usage(submit.rid)
         assert (event.outcome, event.tokens.decode) == (Outcome.FINISHED, 2)

@@ -192,6 +192,7 @@ async def test_without_a_complete_path_the_answer_is_503_with_retry_after(rig: R
     ready = await rig.client.get("/readyz")
     assert ready.status_code == 503
     assert ready.json()["models"] == {"tiny": ["no ready prefill worker"]}
+    assert (await rig.client.get("/readyz?every_model=false")).status_code == 200
     unified = PeerWorker("unified-0", Role.UNIFIED)
     await unified.start()
     await rig.register(unified)

@@ -26,9 +26,9 @@ async def check(worker: Worker, service: str) -> int:
 
 async def test_a_worker_is_healthy_in_its_own_role_only():
     async with running_worker(Role.DECODE) as worker:
-        services = ("", "pdgate.v1.Worker", "pdgate.decode", "pdgate.prefill", "pdgate.unified")
+        services = ("", "pdgate.v1.Worker", "pdgate.ready", "pdgate.decode", "pdgate.prefill", "pdgate.unified")
         answers = [await check(worker, service) for service in services]
-    assert answers == [SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING]
+    assert answers == [SERVING, SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING]
 
 
 async def test_watchers_hear_of_a_hung_engine_and_of_its_recovery_although_the_port_answers():
