@@ -1,6 +1,7 @@
 """Redis streams read by a consumer group: the mechanics that usage and attempts share.
 
-1. `read` takes new entries of all streams in one call; they stay pending until they are acknowledged.
+1. `read` takes new entries of all streams in one call; they stay pending until they are acknowledged. A cluster refuses
+   one call for streams of several tags: there every stream is asked by itself, without blocking.
 2. `claim` takes over what another consumer read and never acknowledged.
 3. `acknowledge` after the database committed. A crash between the two delivers the entry again.
 4. `bury` moves an entry that can never be processed to a dead-letter stream, once, with the reason.
@@ -8,20 +9,21 @@
 Any number of consumers may do this at once: one entry may reach two of them, but never none.
 """
 
-from asyncio import timeout
+from asyncio import get_running_loop, sleep, timeout
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisClusterException, ResponseError
 
 from contracts.wire import FIELD
 
 _FIELD: Final = FIELD.encode()
 _GONE_AFTER_MS: Final = 3_600_000
 _ANSWER_S: Final = 10.0  # for any command, beyond the time it may block
+_ASK_AGAIN_S: Final = 0.1  # streams of a cluster, when none had anything
 
 # Only the consumer whose XACK counted buries, so that two holders of one entry bury it once.
 _BURY: Final = """
@@ -51,6 +53,7 @@ class GroupReader:
         self._dead = dict(streams)
         self._bury = redis.register_script(_BURY)
         self._next: dict[Any, Any] = dict.fromkeys(streams, ">")
+        self._apart = False
 
     async def create_groups(self) -> None:
         """Make the group on every stream, from its first entry on; harmless when it is there."""
@@ -68,16 +71,45 @@ class GroupReader:
         """
         try:
             async with timeout(block_ms / 1000 + _ANSWER_S):
-                answer: Any = await self._redis.xreadgroup(
-                    self._group, self._consumer, self._next, count=count, block=block_ms
+                answer: Any = (
+                    await self._read_apart(count=count, block_ms=block_ms)
+                    if self._apart
+                    else await self._redis.xreadgroup(
+                        self._group, self._consumer, self._next, count=count, block=block_ms
+                    )
                 )
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
+        except RedisClusterException as error:  # the client's own; the server's answer is the next one
+            if "slot" not in str(error):
                 raise
-            await self.create_groups()
+            self._apart = True
+            return []
+        except ResponseError as error:
+            if "CROSSSLOT" in str(error):
+                self._apart = True
+            elif "NOGROUP" in str(error):
+                await self.create_groups()
+            else:
+                raise
             return []
         pairs = answer.items() if isinstance(answer, dict) else answer
         return [_entry(_text(name), entry_id, fields) for name, entries in pairs for entry_id, fields in _flat(entries)]
+
+    async def _read_apart(self, *, count: int, block_ms: int) -> list[Any]:
+        """Return what every stream has, asked one by one, as soon as one has something or `block_ms` are over."""
+        now_s = get_running_loop().time
+        until_s = now_s() + block_ms / 1000
+        while True:
+            pipe = self._redis.pipeline(transaction=False)
+            for stream in self._dead:
+                pipe.xreadgroup(self._group, self._consumer, {stream: ">"}, count=count)
+            found: list[Any] = []
+            for answer in await self._answers(pipe):
+                if isinstance(answer, Exception):
+                    raise answer
+                found += answer.items() if isinstance(answer, dict) else answer
+            if found or now_s() >= until_s:
+                return found
+            await sleep(_ASK_AGAIN_S)
 
     async def claim(self, *, idle_ms: int, count: int) -> list[Entry]:
         """Return entries that some consumer has held for `idle_ms`, at most `count` per stream; they are ours then."""

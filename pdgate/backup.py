@@ -228,7 +228,10 @@ async def _check_free(*, force: bool) -> None:
         if used and not force:
             raise CannotStart(f"Redis holds {len(used)} keys of organisations: --force replaces them")
         for start in range(0, len(used), _BATCH):
-            await redis.unlink(*used[start : start + _BATCH])
+            pipe: Any = redis.pipeline(transaction=False)
+            for key in used[start : start + _BATCH]:  # of many tags, so not in one command
+                pipe.unlink(key)
+            await pipe.execute()
     finally:
         await redis.aclose()
     connection = await asyncpg.connect(asyncpg_url(database_url()).replace("+asyncpg", ""))
