@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from contracts.catalog import CatalogError
 from pdgate.backup import backup, restore
+from pdgate.bench.command import bench
 from pdgate.children import end_with_caller
 from pdgate.commands import Commands
 from pdgate.connection import data_folder
@@ -67,6 +68,7 @@ usage_app.add_typer(dead_letters, name="dead-letters")
 app.add_typer(usage_app, name="usage")
 app.add_typer(engine, name="engine")
 app.add_typer(workers, name="workers")
+app.add_typer(bench, name="bench")
 app.command("init")(init)
 app.command("doctor")(doctor)
 app.command("demo")(demo)

@@ -38,24 +38,37 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float]
 
 
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """One diagram of the picture."""
+
+    title: str
+    top: float  # of the y axis
+    curves: Sequence[Curve]
+
+
 def write_plot(file: Path, samples: Sequence[Sample]) -> None:
     """Write the picture. Raises PlotError or OSError."""
-    if file.suffix not in (".svg", ".png"):
-        raise PlotError(f"--plot: {file} must end in .svg or .png")
     if len(samples) < 2:
         raise PlotError("--plot: the run is too short for a picture (under 10 s)")
-    height = _TOP + 3 * (PANEL + GAP)
-    if file.suffix == ".svg":
-        drawing = SvgCanvas(WIDTH, height)
-        _draw(drawing, samples)
+    write_panels(file, *_panels(samples))
+
+
+def write_panels(file: Path, times_s: Sequence[float], panels: Sequence[Panel]) -> None:
+    """Write diagrams below each other over one time axis. Raises PlotError or OSError."""
+    if file.suffix not in (".svg", ".png"):
+        raise PlotError(f"--plot: {file} must end in .svg or .png")
+    height = _TOP + len(panels) * (PANEL + GAP)
+    drawing = SvgCanvas(WIDTH, height) if file.suffix == ".svg" else Raster(WIDTH, height)
+    for index, panel in enumerate(panels):
+        _panel(drawing, _TOP + index * (PANEL + GAP), panel, times_s)
+    if isinstance(drawing, SvgCanvas):
         file.write_text(drawing.text_of(), encoding="utf-8")
     else:
-        raster = Raster(WIDTH, height)
-        _draw(raster, samples)
-        file.write_bytes(raster.png())
+        file.write_bytes(drawing.png())
 
 
-def _draw(canvas: Canvas, samples: Sequence[Sample]) -> None:
+def _panels(samples: Sequence[Sample]) -> tuple[list[float], list[Panel]]:
+    """The times and the diagrams of a simulation."""
     every = -(-len(samples) // _MAX_POINTS)
     parts = [samples[first : first + every] for first in range(0, len(samples), every)]
     times_s = [part[-1].at_s for part in parts]
@@ -65,47 +78,45 @@ def _draw(canvas: Canvas, samples: Sequence[Sample]) -> None:
         last = 100.0 * sum(sample.met for sample in part) / ended if ended else last
         attainment.append(last)
     splits = [part[-1].split for part in parts]
-    panels = (
-        ("targets met, %", 100.0, [Curve(name="met", values=attainment)]),
-        (
-            "ready workers",
-            _nice(max(split.total for split in splits)),
-            [
+    return times_s, [
+        Panel(title="targets met, %", top=100.0, curves=[Curve(name="met", values=attainment)]),
+        Panel(
+            title="ready workers",
+            top=_nice(max(split.total for split in splits)),
+            curves=[
                 Curve(name="prefill", values=[float(split.prefill) for split in splits]),
                 Curve(name="decode", values=[float(split.decode) for split in splits]),
                 Curve(name="unified", values=[float(split.unified) for split in splits]),
             ],
         ),
-        (
-            "requests waiting",
-            _nice(max(sample.num_waiting for sample in samples)),
-            [Curve(name="waiting", values=[float(max(s.num_waiting for s in part)) for part in parts])],
+        Panel(
+            title="requests waiting",
+            top=_nice(max(sample.num_waiting for sample in samples)),
+            curves=[Curve(name="waiting", values=[float(max(s.num_waiting for s in part)) for part in parts])],
         ),
-    )
-    for index, (title, top, curves) in enumerate(panels):
-        _panel(canvas, _TOP + index * (PANEL + GAP), title, top, times_s, curves)
+    ]
 
 
-def _panel(canvas: Canvas, y: int, title: str, top: float, times_s: Sequence[float], curves: Sequence[Curve]) -> None:
+def _panel(canvas: Canvas, y: int, panel: Panel, times_s: Sequence[float]) -> None:
     right = WIDTH - RIGHT
     first_s, last_s = times_s[0], max(times_s[-1], times_s[0] + 1.0)
 
     def place(at_s: float, value: float) -> tuple[float, float]:
         across = (at_s - first_s) / (last_s - first_s)
-        return LEFT + across * (right - LEFT), y + PANEL * (1 - min(value, top) / top)
+        return LEFT + across * (right - LEFT), y + PANEL * (1 - min(value, panel.top) / panel.top)
 
     for part in range(5):
-        value = top * part / 4
+        value = panel.top * part / 4
         level = place(first_s, value)[1]
         canvas.line([(LEFT, level), (right, level)], _GRID, width=1)
         canvas.text(LEFT - 8, level + 4, f"{value:.4g}", _INK, anchor="end")
         at_s = first_s + (last_s - first_s) * part / 4
         canvas.text(place(at_s, 0)[0], y + PANEL + 16, f"{at_s:.0f} s", _INK, anchor="middle")
-    canvas.text(LEFT, y - 8, title, _INK, anchor="start")
-    for index, curve in enumerate(curves):
+    canvas.text(LEFT, y - 8, panel.title, _INK, anchor="start")
+    for index, curve in enumerate(panel.curves):
         colour = _COLOURS[index]
-        if len(curves) > 1:
-            canvas.text(right - 90 * (len(curves) - 1 - index), y - 8, curve.name, colour, anchor="end")
+        if len(panel.curves) > 1:
+            canvas.text(right - 90 * (len(panel.curves) - 1 - index), y - 8, curve.name, colour, anchor="end")
         points: list[tuple[float, float]] = []
         for at_s, value in zip(times_s, curve.values, strict=True):
             point = place(at_s, value)
