@@ -30,7 +30,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(engine: str, port: int, data: Path) -> Iterator[dict[str, str]]:
     """Run `make up` while the block runs; give the variables it wrote."""
-    arguments = f"--engine {engine} --port {port} --data {data}"
+    arguments = f"--engine {engine} --port {port} --data {data} --no-demo-week"
     make = subprocess.Popen(
         ["make", "-s", "up", f"ARGS={arguments}"], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True
     )

@@ -16,6 +16,7 @@ from billing import tables as t
 from billing.accounts import Posting
 from billing.invoice_lines import Line
 from billing.periods import Period
+from contracts.demo import DEMO_WEEK_ORG
 
 
 class State(StrEnum):
@@ -91,7 +92,7 @@ async def list_invoices(conn: AsyncConnection, tenant: str) -> Sequence[Invoice]
 
 
 async def tenants_to_invoice_across_tenants(conn: AsyncConnection, period: Period) -> Sequence[str]:
-    """Return the organisations with usage or postings in a month and no invoice for it."""
+    """Return the organisations with usage or postings in a month and no invoice for it; not the demo week's."""
     h, x, inv = t.usage_hourly.c, t.ledger_transaction.c, m.invoice.c
     used = sa.select(h.organisation).where(h.hour >= period.start, h.hour < period.end)
     posted = sa.select(x.organisation).where(
@@ -99,7 +100,8 @@ async def tenants_to_invoice_across_tenants(conn: AsyncConnection, period: Perio
     )
     either = used.union(posted).subquery()
     done = sa.select(inv.organisation).where(inv.kind == "invoice", inv.period_start == period.start)
-    query = sa.select(either.c.organisation).where(either.c.organisation.not_in(done)).order_by(either.c.organisation)
+    due = either.c.organisation.not_in(done) & (either.c.organisation != DEMO_WEEK_ORG)
+    query = sa.select(either.c.organisation).where(due).order_by(either.c.organisation)
     return list((await conn.execute(query)).scalars())
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing import tables as t
 from billing.moments import moment
 from billing.usage_queries import bucket_of
+from contracts.demo import DEMO_WEEK_ORG
 
 EXPLORED: Final[Mapping[str, str]] = {
     "project": "project",
@@ -135,8 +136,9 @@ async def health(conn: AsyncConnection, tenant: str, span: Span) -> Sequence[Hea
 
 
 async def health_across_tenants(conn: AsyncConnection, span: Span, *, model: str | None = None) -> Sequence[Health]:
-    """Return how all requests went, by bucket; `model`: of this one alone."""
-    return await _health(conn, span, *([] if model is None else [t.request.c.model == model]))
+    """Return how all requests but the demo week's went, by bucket; `model`: of this one alone."""
+    served = t.request.c.organisation != DEMO_WEEK_ORG
+    return await _health(conn, span, served, *([] if model is None else [t.request.c.model == model]))
 
 
 async def _health(conn: AsyncConnection, span: Span, *where: sa.ColumnElement[bool]) -> Sequence[Health]:

@@ -46,6 +46,7 @@ from billing.usage_queries import (
     cost_buckets,
     usage_buckets,
 )
+from contracts.demo import DEMO_WEEK_ORG
 from contracts.identity import at_ms as at_ms_of
 from contracts.rating import Price
 from contracts.slo import Timings
@@ -334,8 +335,8 @@ async def search_requests(
 
 
 async def recent_requests_across_tenants(conn: AsyncConnection, since_ms: int, limit: int = 20) -> list[RequestRow]:
-    """Return the newest requests since a moment (Unix ms), newest first."""
-    return await _recent(conn, since_ms, limit)
+    """Return the newest requests since a moment (Unix ms), newest first; none of the demo week's."""
+    return await _recent(conn, since_ms, limit, t.request.c.organisation != DEMO_WEEK_ORG)
 
 
 async def usage_totals(conn: AsyncConnection, tenant: str, since_ms: int) -> list[UsageTotal]:
@@ -343,9 +344,11 @@ async def usage_totals(conn: AsyncConnection, tenant: str, since_ms: int) -> lis
     return await _totals(conn, since_ms, tenant)
 
 
-async def usage_totals_across_tenants(conn: AsyncConnection, since_ms: int) -> list[UsageTotal]:
-    """Return totals since a moment (Unix ms), by organisation, model and meter; exact."""
-    return await _totals(conn, since_ms, None)
+async def usage_totals_across_tenants(
+    conn: AsyncConnection, since_ms: int, *, demo_week: bool = False
+) -> list[UsageTotal]:
+    """Return totals since a moment (Unix ms), by organisation, model and meter; exact. `demo_week`: its own, too."""
+    return [one for one in await _totals(conn, since_ms, None) if demo_week or one.organisation != DEMO_WEEK_ORG]
 
 
 async def _recent(conn: AsyncConnection, since_ms: int, limit: int, *where: sa.ColumnElement[bool]) -> list[RequestRow]:

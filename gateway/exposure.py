@@ -6,6 +6,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from contracts.demo import DEMO_WEEK_ORG
 from gateway.tables import api_key, organisation, project
 
 
@@ -21,7 +22,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def exposure_across_tenants(conn: AsyncConnection) -> Exposure:
-    """Return the live keys and what limits them."""
+    """Return the live keys and what limits them; not the demo week's, whose secrets nobody has."""
     query = (
         sa.select(
             api_key.c.id,
@@ -33,7 +34,7 @@ async def exposure_across_tenants(conn: AsyncConnection) -> Exposure:
         )
         .join(project, project.c.id == api_key.c.project_id)
         .join(organisation, organisation.c.id == project.c.organisation_id)
-        .where(api_key.c.state == "active", ~api_key.c.is_admin)
+        .where(api_key.c.state == "active", ~api_key.c.is_admin, organisation.c.id != DEMO_WEEK_ORG)
     )
     rows = (await conn.execute(query)).all()
     return Exposure(

@@ -143,10 +143,11 @@ class Tenants:
         is_demo: bool = False,
         runs_fleet: bool = False,
         limits: Limits = NO_LIMITS,
+        organisation_id: str = "",
         actor: str = "",
     ) -> Organisation:
-        """Create a tenant. With `runs_fleet` its admin keys are the operator's."""
-        values = {"id": new_id("org"), "name": name, "is_demo": is_demo, "runs_fleet": runs_fleet}
+        """Create a tenant, with a new id unless one is given. With `runs_fleet` its admin keys are the operator's."""
+        values = {"id": organisation_id or new_id("org"), "name": name, "is_demo": is_demo, "runs_fleet": runs_fleet}
         values["limits"] = limits_out(limits)
         async with self._engine.begin() as db:
             row = (await db.execute(sa.insert(organisation).values(values).returning(*organisation.c))).mappings().one()

@@ -93,7 +93,8 @@ def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8080,
     data: Data = None,
-    demo: Annotated[bool, typer.Option(help="Make a demo organisation and key.")] = True,
+    demo: Annotated[bool, typer.Option(help="Make a demo key, and on new data play a week of demo traffic.")] = True,
+    demo_week: Annotated[bool, typer.Option(help="Without it, a demo key and no week of traffic.")] = True,
     with_caller: Annotated[
         bool, typer.Option("--with-caller", help="Stop when the process that started this one ends.")
     ] = False,
@@ -101,7 +102,16 @@ def up(
     """Run the whole stack on this machine, in the foreground."""
     if with_caller:
         end_with_caller()
-    options = Options(engine=engine, prefill=prefill, decode=decode, unified=unified, host=host, port=port, demo=demo)
+    options = Options(
+        engine=engine,
+        prefill=prefill,
+        decode=decode,
+        unified=unified,
+        host=host,
+        port=port,
+        demo=demo,
+        demo_week=demo and demo_week,
+    )
     raise typer.Exit(run_stack(options, layout_of(data or data_folder()), catalog_file()))
 
 

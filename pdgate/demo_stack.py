@@ -45,7 +45,7 @@ def own_stack(engine: EngineKind) -> Iterator[Mapping[str, str]]:
         port = probe.getsockname()[1]
         probe.close()
         words = ["up", "--with-caller", "--engine", engine.value, "--prefill", "1", "--decode", "2"]
-        words += ["--port", str(port), "--data", str(data)]
+        words += ["--port", str(port), "--data", str(data), "--no-demo-week"]
         environ = {name: value for name, value in os.environ.items() if name not in _NAMES}
         environ |= {"WORKER_STEP_MS": _READING_PACE_MS} if engine is EngineKind.TIMED else {}
         with (data / "screen").open("ab") as screen:

@@ -42,6 +42,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.data / "decisions"
 
     @property
+    def demo_week(self) -> Path:
+        """Whether a week of demo traffic is to be played, and which."""
+        return self.data / "demo-week.json"
+
+    @property
     def timed_models(self) -> Path:
         """Tokenizers for the timed engine: trained here, nothing to download."""
         return self.data / "models-timed"

@@ -33,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080
     demo: bool = True
+    demo_week: bool = True
 
     @property
     def url(self) -> str:

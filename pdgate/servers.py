@@ -37,6 +37,11 @@ class Servers:
             self._starters["postgres"] = lambda: start_postgres(layout.data / "pg", start=spawn)
 
     @property
+    def embedded(self) -> bool:
+        """Whether both are this stack's own."""
+        return not self._given
+
+    @property
     def redis_url(self) -> str:
         """URL of Valkey or Redis."""
         return self._given.get("valkey") or self._services["valkey"].url

@@ -24,10 +24,12 @@ import msgspec
 from alembic.util.exc import CommandError
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
+from contracts.demo import DEMO_WEEK_ORG
 from migrations.upgrade import upgrade
 from pdgate import preflight
 from pdgate.children import Children, Reaper
 from pdgate.commands import Commands
+from pdgate.demo_week import new_state, read_state, write_state
 from pdgate.engine import engine_ready, ensure_engine
 from pdgate.envfile import read_env, write_env
 from pdgate.greeting import greeting
@@ -160,6 +162,8 @@ class _Stack:
         except CommandError as error:
             raise CannotStart(f"the data in {self._layout.data} do not fit this version of pdgate: {error}") from None
         known = read_env(self._layout.env_file)
+        if not known and self._options.demo_week and servers.embedded:
+            write_state(self._layout.demo_week, new_state())
         keys = await prepare_tenants(
             database_url=servers.database_url,
             redis_url=servers.redis_url,
@@ -205,6 +209,33 @@ class _Stack:
         )
         for line in lines:
             self._screen.say(line)
+        await self._play_demo_week(commands)
+
+    async def _play_demo_week(self, commands: Commands) -> None:
+        """Play the week that new data begin with, or the rest of one that was broken off. Failing, it is left out."""
+        state = read_state(self._layout.demo_week)
+        if state is None or state.done or not self._options.demo_week:
+            return
+        percent, started = 0, time.monotonic()
+
+        def hear(line: str) -> None:
+            nonlocal percent
+            percent = int(line) if line.isascii() and line.isdigit() else percent
+
+        def look() -> Progress:
+            elapsed_s = time.monotonic() - started
+            return Progress(step="a week of demo traffic", elapsed_s=elapsed_s, share=percent / 100)
+
+        command = [sys.executable, "-m", "pdgate.demo_week", str(self._layout.demo_week)]
+        env = {"PDGATE_DATA": str(self._layout.data), "PDGATE_CATALOG": str(self._catalog_file), **_inherited()}
+        try:
+            await commands.run(command, look=look, hear=hear, env=env)
+        except CannotStart as error:
+            self._screen.clear()
+            self._screen.say(f"The week of demo traffic was left out: {error}")
+            return
+        self._screen.clear()
+        self._screen.say(f"A week of demo traffic is at {self._options.url}/portal?org={DEMO_WEEK_ORG}")
 
     async def _prepare_models(
         self, tokenizers: Collection[str], commands: Commands

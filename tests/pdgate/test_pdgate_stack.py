@@ -31,7 +31,8 @@ class Up:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *more: str) -> None:
-        words = ["up", "--engine", "timed", "--port", str(self.port), "--data", str(self.data), *more]
+        words = ["up", "--engine", "timed", "--port", str(self.port), "--data", str(self.data)]
+        words += ["--no-demo-week", *more]
         environ = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         with (self.data / "screen").open("a") as screen:
             self.process = subprocess.Popen(

@@ -23,7 +23,7 @@ def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.FLEET)
         chosen = range_of(request.query_params.get("range") or "30d", desk.now_s())
         async with desk.reading_across_tenants() as db:
-            totals = await queries.usage_totals_across_tenants(db, chosen.span.start_s * 1000)
+            totals = await queries.usage_totals_across_tenants(db, chosen.span.start_s * 1000, demo_week=True)
         used: dict[str, tuple[int, int, int]] = {}
         for one in totals:
             requests, tokens, cost = used.get(one.organisation, (0, 0, 0))
@@ -59,7 +59,8 @@ def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         async with desk.reading_across_tenants() as db:
             earned = await queries.earned_across_tenants(db, chosen.span)
             worked = await queries.worked_across_tenants(db, chosen.span)
-        names = {one.id: one.name for one in await desk.tenants.list_organisations()}
+        organisations = await desk.tenants.list_organisations()
+        names = {one.id: f"{one.name} (DEMO)" if one.is_demo else one.name for one in organisations}
         lines = margin_lines(earned, worked, names, nano_per_hour=rate)
         ready_s = 0.0
         for pool in desk.catalog.pools:
