@@ -20,7 +20,8 @@ from benches.flips import Load, quantile
 from contracts import keys
 from contracts.lifecycle import FinishReason, Role
 from pdgate.services import start_valkey
-from tests.scheduler.rig import POOL, SLOW_DECODE, Rig, RigGateway, RigWorker, eventually, running_rig
+from tests.scheduler.rig import SLOW_DECODE, Rig, RigWorker, eventually, running_rig
+from tests.scheduler.rig_gateway import POOL, RigGateway
 
 RESULTS = Path(__file__).parent / "results" / "failover.json"
 CATALOG = """\

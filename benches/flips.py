@@ -21,7 +21,8 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Refused, unpack_ids
 from pdgate.services import start_valkey
 from scheduler.pool import PoolScheduler
-from tests.scheduler.rig import FAST, GatewayRequest, Rig, RigGateway, eventually, running_rig
+from tests.scheduler.rig import FAST, Rig, eventually, running_rig
+from tests.scheduler.rig_gateway import GatewayRequest, RigGateway
 from workers.engines.timed_text import expected_ids
 
 RESULTS = Path(__file__).parent / "results" / "flips.json"

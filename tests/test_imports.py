@@ -49,3 +49,22 @@ def test_importing_everything_has_no_effect():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"imported {len(names)}\n"
+
+
+def test_every_benchmark_can_be_started():
+    """Their rigs are the tests' own: what moves there must not break them unseen."""
+    names = [f"benches.{file.stem}" for file in sorted((REPOSITORY / "benches").glob("*.py")) if file.stem[0] != "_"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)",
+            *names,
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 from redis.asyncio import Redis
-from rig_gateway import POOL, RigGateway
+from tests.scheduler.rig_gateway import POOL, RigGateway
 
 from contracts.lifecycle import HandOff, Role
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
