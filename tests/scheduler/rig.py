@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 from redis.asyncio import Redis
-from tests.scheduler.rig_gateway import POOL, RigGateway
 
 from contracts.lifecycle import HandOff, Role
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
@@ -24,6 +23,7 @@ from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
 from scheduler.profile import PoolProfile
 from scheduler.settings import Settings, Timing
+from tests.scheduler.rig_gateway import POOL, RigGateway
 from workers.assignments import Identity
 from workers.engines.faults import Faults
 from workers.engines.timed import TimedEngine
