@@ -81,6 +81,18 @@ bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone, then bil
 	@$(BIN)/python -m benches $(ARGS)
 	@$(BIN)/python -m benches.billing
 
+$(VENV)/.chaos: requirements/chaos.txt $(VENV)/.dev
+	@$(PIP) --no-deps -r requirements/chaos.txt || echo "libfaketime cannot be installed here: faults of the clock are left out"
+	@touch $@
+
+.PHONY: chaos
+chaos: $(VENV)/.chaos ## Do every kind of fault under load and check every byte and cent (ARGS="--rounds 100 --seed 1 --only link")
+	@$(BIN)/python -m benches.chaos $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev ## Run at 70 % load and judge memory, files, keys and connections flat (ARGS="--minutes 120")
+	@$(BIN)/python -m benches.soak $(ARGS)
+
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/*.proto
@@ -99,6 +111,7 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(BIN)/uv pip compile -q -U pyproject.toml --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/base.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q -U --group browser --universal --python-version 3.11 --no-emit-index-url -o requirements/browser.txt
+	@$(BIN)/uv pip compile -q -U --group chaos --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/chaos.txt
 	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt
 
 .PHONY: clean

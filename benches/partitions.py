@@ -40,6 +40,11 @@ class Partitions:
             self.close()
             raise Unavailable(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from None
 
+    @property
+    def hub(self) -> str:
+        """The machine's own address in this network."""
+        return f"{self._net}.{HUB}"
+
     def space(self, name: str) -> str:
         """Return the name of a namespace."""
         return f"{self._tag}-{self._numbers[name]}"

@@ -1,0 +1,1 @@
+"""Faults under load: see `python -m benches.chaos --help` and docs/chaos.md."""
