@@ -82,7 +82,7 @@ def draw() -> None:
     PICTURES.mkdir(exist_ok=True)
     for row in ROWS:
         if row.name in (*PICTURED, "conversation"):
-            split = row.first or first_split(Policy.AUTO, WORKERS)
+            split = row.first or first_split(Policy.AUTO, WORKERS, row.hand_off)
             setup = Setup(split=split, target=TARGET, hand_off=row.hand_off, seed=FIRST_SEED)
             _, simulation = play(row.load(FIRST_SEED), setup, Policy.AUTO)
             if row.name in PICTURED:

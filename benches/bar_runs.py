@@ -116,7 +116,8 @@ class Runner:
 
     def policy(self, row: Row, seed: int, policy: Policy) -> Run:
         """Return a policy's run from the row's first split, or its own."""
-        split = row.first if row.first is not None and policy is not Policy.UNIFIED else first_split(policy, WORKERS)
+        own = first_split(policy, WORKERS, row.hand_off)
+        split = row.first if row.first is not None and policy is not Policy.UNIFIED else own
         return self.run(row.name, row.load, seed, policy, split, hand_off=row.hand_off)
 
     def _arrivals(self, name: str, load: Load, seed: int) -> list[Arrival]:

@@ -141,7 +141,7 @@ def _recovery_s(auto: Run, static: Run) -> float | None:
 
 def measure_batch(runner: Runner, row: Row, seed: int) -> BatchMeasured:
     """Play batch lines in groups and in order of arrival, and the interactive load alone."""
-    split = first_split(Policy.AUTO, WORKERS)
+    split = first_split(Policy.AUTO, WORKERS, row.hand_off)
     split = Split(prefill=split.prefill - 1, decode=split.decode - 1, unified=split.unified + 2)
     grouped = runner.run(row.name, row.load, seed, Policy.STATIC, split)
     fifo = runner.run(row.name, row.load, seed, Policy.STATIC, split, group_batches=False)
@@ -163,8 +163,10 @@ def measure_batch(runner: Runner, row: Row, seed: int) -> BatchMeasured:
 
 def measure_tenants(runner: Runner, row: Row, seed: int) -> TenantsMeasured:
     """Play the quiet tenant beside the loud one, and alone."""
-    beside = runner.run(row.name, row.load, seed, Policy.AUTO, first_split(Policy.AUTO, WORKERS))
-    alone = runner.run(f"{row.name} alone", quiet_alone, seed, Policy.AUTO, first_split(Policy.AUTO, WORKERS))
+    beside = runner.run(row.name, row.load, seed, Policy.AUTO, first_split(Policy.AUTO, WORKERS, row.hand_off))
+    alone = runner.run(
+        f"{row.name} alone", quiet_alone, seed, Policy.AUTO, first_split(Policy.AUTO, WORKERS, row.hand_off)
+    )
     return TenantsMeasured(seed=seed, beside=beside.tenants["quiet"], alone=alone.tenants["quiet"])
 
 

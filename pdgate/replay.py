@@ -148,7 +148,7 @@ def _ready(workers: Iterable[WorkerSeen]) -> Split:
 
 def counterfactual(logged: Logged, policy: str, seed: int) -> Replay:
     """Play a log under a policy that begins with the logged split, unless the policy names its own."""
-    chosen, split = parse_policy(policy, logged.split.total)
+    chosen, split = parse_policy(policy, logged.split.total, logged.head.hand_off)
     if ":" not in policy and chosen is not Policy.UNIFIED:
         split = logged.split
     arrivals = arrivals_of(logged)

@@ -72,7 +72,7 @@ def simulate(
 ) -> None:
     """Play a load against a scheduling policy: the code that production runs, on a virtual clock."""
     try:
-        chosen, split = parse_policy(policy, workers)
+        chosen, split = parse_policy(policy, workers, hand_off)
         target = parse_target(slo)
         length_s = duration if duration is not None else (None if trace else 600.0)
         arrivals = _arrivals(trace, rate, prompt_tokens, output_tokens, spread, length_s, seed)
@@ -97,7 +97,7 @@ class PolicyError(ValueError):
     """Not a policy; the message says what is."""
 
 
-def parse_policy(text: str, workers: int) -> tuple[Policy, Split]:
+def parse_policy(text: str, workers: int, hand_off: HandOff = HandOff.DIRECT) -> tuple[Policy, Split]:
     """Return the policy and the split it begins with. Raises PolicyError."""
     name, _, counts = text.partition(":")
     try:
@@ -109,7 +109,7 @@ def parse_policy(text: str, workers: int) -> tuple[Policy, Split]:
     if not counts:
         if policy in (Policy.STATIC, Policy.THRESHOLD, Policy.PLANNER) and workers < 2:
             raise PolicyError(f"--policy: {policy.value} needs at least 2 workers")
-        return policy, first_split(policy, workers)
+        return policy, first_split(policy, workers, hand_off)
     parts = counts.split("/")
     if policy is Policy.UNIFIED or not 2 <= len(parts) <= 3 or not all(part.isdigit() for part in parts):
         raise PolicyError(f"--policy: {text!r} is not like static:4/4 or auto:4/3/1 (prefill/decode/unified)")

@@ -43,7 +43,7 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True):
 def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits: RatioLimits, now_s: float) -> Offers:
     """Value every direction, and name the best."""
     hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
-    behind = _behind(sight, hold_s, limits)
+    behind = _behind(sight, demand, fleet, hold_s, limits)
     corrections = Corrections(
         prefill=state.prefill_gain,
         decode=state.decode_gain,
@@ -114,15 +114,16 @@ def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float
     return min(max(sum(intervals) / len(intervals), since, low), high)
 
 
-def _behind(sight: Sight, hold_s: float, limits: RatioLimits) -> float:
+def _behind(sight: Sight, demand: Demand, fleet: Fleet, hold_s: float, limits: RatioLimits) -> float:
     """Return the share (0 to 1) of the time in which the split is one made for an earlier demand.
 
-    When the demand changes, workers need a while to come after it. Up to half of the time is accepted; demands that
-    change faster than workers move are never followed.
+    When the demand changes, workers need a while to come after it: up to half of them move, one after the other. Up to
+    half of the time is accepted; demands that change faster than workers move are never followed.
     """
     if not sight.past:
         return 0.0
-    follow_s = limits.detect_s + limits.moves_to_follow * _move_s(sight, limits)
+    moves = min(limits.moves_to_follow, sight.split.total / 2)
+    follow_s = limits.detect_s + moves * _move_s((*sight.past, demand), fleet, limits)
     return min(1.0, max(0.0, 2 * follow_s / hold_s - 1))
 
 
@@ -144,15 +145,15 @@ def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:
     return switch_s + (donor.drain_s if limits.drains else 0.0)
 
 
-def _move_s(sight: Sight, limits: RatioLimits) -> float:
-    """Return how long a change between prefill and decode takes, as the mean of both directions.
+def _move_s(demands: Sequence[Demand], fleet: Fleet, limits: RatioLimits) -> float:
+    """Return how long a change between prefill and decode takes: the switch, and half of a usual answer.
 
-    Where a worker need not be empty to change, what still runs on it slows down what it is to do for as long.
+    Of all demands seen lately, since an answer that began under one ends under the next. Where a worker need not be
+    empty to change, what still runs on it slows down what it is to do for as long.
     """
-    least = [
-        min((d.drain_s for d in sight.donors if d.role is role), default=0.0) for role in (Role.PREFILL, Role.DECODE)
-    ]
-    return limits.switch_s + sum(least) / len(least)
+    span_s = sum(demand.span_s for demand in demands)
+    answer_s = sum(d.span_s * d.output_tokens for d in demands) / max(span_s, 1e-9) * fleet.planned_step_ms / 1000
+    return limits.switch_s + answer_s / 2
 
 
 def _warm_s(donor: Donor, fleet: Fleet) -> float:

@@ -209,7 +209,8 @@ class Predictor:
         if got is None:
             own_ms = demand.prefill_ms_quantiles[part.first : part.last]
             slack_ms = ttft_ms - stretch * sum(own_ms) / len(own_ms)
-            got = self._bursts[servers] = in_time_of_course(demand.course, servers=servers, slack_ms=slack_ms)
+            got = in_time_of_course(demand.course, servers=servers, slack_ms=slack_ms, own_ms=own_ms)
+            self._bursts[servers] = got
         return got
 
     def _loads(self, part: _Part, workers: int, stretch: float) -> tuple[float, float]:
@@ -320,15 +321,19 @@ def prefill_in_time(
     return best / len(own_ms)
 
 
-def in_time_of_course(course: Sequence[tuple[int, float]], *, servers: float, slack_ms: float) -> float:
+def in_time_of_course(
+    course: Sequence[tuple[int, float]], *, servers: float, slack_ms: float, own_ms: Sequence[float] = ()
+) -> float:
     """Return the share (0 to 1) of requests whose work, as it came, waits no longer than the slack.
 
-    Work beyond what the servers can do within the slack is given up, as the order of the queue does.
+    Work beyond what the servers can do within the slack is given up, as the order of the queue does: the longest
+    prompts are the first that cannot be in time, so fewer requests are lost than their share of the work.
 
     Args:
         course: requests and their work in ms, second by second.
         servers: how many work on it; any positive number.
         slack_ms: what a request may wait.
+        own_ms: their computing times at evenly spaced quantiles, shortest first; without it all count as equal.
     """
     most_ms = max(0.0, slack_ms) * servers
     done_ms = 1000 * servers
@@ -338,10 +343,23 @@ def in_time_of_course(course: Sequence[tuple[int, float]], *, servers: float, sl
         if queue_ms <= 0:
             queue_ms = 0.0
         elif queue_ms > most_ms:
-            over_ms = queue_ms - most_ms
-            lost += number if over_ms >= work_ms else number * over_ms / work_ms
+            lost += number * _given_up(min(1.0, (queue_ms - most_ms) / work_ms), own_ms)
             queue_ms = most_ms
     return 1 - lost / sum([number for number, _ in course]) if lost else 1.0
+
+
+def _given_up(work_share: float, own_ms: Sequence[float]) -> float:
+    """Return the share of requests, the longest first, that makes up a share of their work (both 0 to 1)."""
+    left_ms = work_share * sum(own_ms)
+    if left_ms <= 0:
+        return work_share
+    given_up = 0.0
+    for ms in reversed(own_ms):
+        if ms >= left_ms:
+            return (given_up + left_ms / ms) / len(own_ms)
+        left_ms -= ms
+        given_up += 1
+    return 1.0
 
 
 def decode_room(

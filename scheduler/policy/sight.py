@@ -50,7 +50,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hold_bounds_s: tuple[float, float] = (15.0, 600.0)
     detect_s: float = 15.0
     """From a change of demand until it is certain enough to act on."""
-    moves_to_follow: float = 2.0
+    moves_to_follow: float = 4.0
     """Moves that a change of demand usually takes."""
     clear_s: float = 20.0
     """Time in which a backlog should be gone."""

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Callable, Iterable
 
+from contracts.lifecycle import HandOff
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.sight import RatioLimits
 from scheduler.simulator.arrivals import Arrival
@@ -23,11 +24,15 @@ class Policy(enum.StrEnum):
     PLANNER = "planner"
 
 
-def first_split(policy: Policy, workers: int) -> Split:
-    """Return where a policy begins when nothing is known of the traffic."""
+def first_split(policy: Policy, workers: int, hand_off: HandOff) -> Split:
+    """Return where a policy begins when nothing is known of the traffic.
+
+    The controller begins with one unified worker only where it can become something else at once (`store`). Under
+    `direct` that is a restart of the engine, in the very minute in which the first split is put right.
+    """
     if policy is Policy.UNIFIED:
         return Split(unified=workers)
-    unified = 1 if policy is Policy.AUTO and workers >= 8 else 0
+    unified = 1 if policy is Policy.AUTO and hand_off is HandOff.STORE and workers >= 8 else 0
     prefill = (workers - unified + 1) // 2
     return Split(prefill=prefill, decode=workers - unified - prefill, unified=unified)
 

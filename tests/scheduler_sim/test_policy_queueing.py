@@ -65,6 +65,13 @@ def test_a_burst_that_fits_in_the_slack_costs_nothing_and_a_longer_one_costs_its
     assert in_time_of_course((), servers=1.0, slack_ms=0.0) == 1.0
 
 
+def test_the_longest_prompts_of_an_overloaded_second_are_given_up_first():
+    # Ten prompts, 5,000 ms in all; 2,500 ms can be in time. Two of 1,500 ms and a part of the next make up the rest.
+    own_ms = (100.0, 100.0, 100.0, 100.0, 100.0, 300.0, 500.0, 700.0, 1500.0, 1500.0)
+    in_time = in_time_of_course(((10, 5000.0),), servers=1.0, slack_ms=1500.0, own_ms=own_ms)
+    assert in_time == pytest.approx(1 - (2500 / 1500) / 10)
+
+
 @given(
     rate=st.floats(0, 500),
     prefill=st.integers(0, 12),

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from contracts.lifecycle import HandOff
 from pdgate.preflight import CannotStart
 from pdgate.simulate import parse_policy, simulate
 from scheduler.simulator.play import Policy
@@ -88,9 +89,10 @@ def test_bad_input_is_one_clear_line(arguments, says):
 
 def test_policies_begin_where_they_say():
     assert [str(parse_policy(text, 8)[1]) for text in ("auto", "static:6/2", "unified", "threshold")] == [
-        "4P3D1U",
+        "4P4D0U",
         "6P2D0U",
         "0P0D8U",
         "4P4D0U",
     ]
+    assert str(parse_policy("auto", 8, HandOff.STORE)[1]) == "4P3D1U"
     assert parse_policy("static", 8)[0] is Policy.STATIC
