@@ -73,6 +73,18 @@ hold = sa.Table(
     sa.CheckConstraint("mode IN ('suspended', 'read_only')", name="mode"),
 )
 
+model_name = sa.Table(
+    "model_name",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),  # what clients ask for
+    sa.Column("targets", JSONB, nullable=False),  # gateway.names.Target, in order; empty = the model of that name
+    sa.Column("deprecated_at", sa.DateTime(timezone=True)),
+    sa.Column("sunset_at", sa.DateTime(timezone=True)),
+    sa.Column("replacement", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+)
+
 change = sa.Table(
     "change",
     METADATA,
