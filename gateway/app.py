@@ -48,7 +48,9 @@ from gateway.lengths import Lengths
 from gateway.lookup import Lookup
 from gateway.messages import Messages
 from gateway.methods import answer_head
+from gateway.model_views import ModelViews
 from gateway.models import Models
+from gateway.names import NameBook
 from gateway.notices import Notices
 from gateway.openapi import describe_errors
 from gateway.outage import Outage
@@ -231,6 +233,8 @@ class Gateway:
             auth=self.auth,
             holds=self.holds,
             table=self.table,
+            names=self.models.names,
+            name_book=NameBook(self.engine),
         )
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
@@ -257,6 +261,7 @@ class Gateway:
             "notices": self._notices.run,
             "changes": self._watcher.run,
             "holds": self._watcher.reload,
+            "names": self._watcher.reload_names,
             "inbox": self.inbox.run,
             "settlement": self.settlement.run,
             "purse": self.purse.run,
@@ -413,7 +418,7 @@ def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:
         *file_routes(gateway.guard, gateway.files, max_file_bytes=gateway.settings.max_file_bytes),
         *batch_routes(gateway.starter, gateway.guard, gateway.files, gateway.batches, gateway.batch_runner),
         *token_routes(gateway.starter, gateway.models, gateway.workshop),
-        *model_routes(gateway.guard, gateway.models, gateway.prices),
+        *model_routes(gateway.guard, ModelViews(gateway.models, gateway.prices)),
         *request_routes(gateway.guard, gateway.lookup),
         *organization_routes(gateway.guard, gateway.usage_reports),
         *gateway.admin.routes(),

@@ -7,10 +7,12 @@
 3. `Watcher` reads the stream in every gateway. The read blocks half a second, so it is poll and subscription in one,
    and what comes during an outage of Redis is read after it. It changes the memory of keys and holds, and ends
    running streams unless they may drain.
-4. Every gateway also reads all holds from Postgres, at start and every `RELOAD_S`.
+4. Every gateway also reads all holds and names of models from Postgres, at start and every `RELOAD_S`; names also
+   as soon as one is changed.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -29,6 +31,7 @@ from contracts.wire import FIELD, Change, decode_change, encode
 from gateway.audit import record
 from gateway.auth import DATABASE_ERRORS, Authenticator
 from gateway.holds import Hold, Holds, Suspended
+from gateway.names import NameBook, Names
 from gateway.table import LiveTable
 from gateway.tables import change, hold
 from gateway.tenants import CHANGES_KEPT, Tenants, publish_key_state
@@ -124,8 +127,13 @@ class Watcher:
         auth: Authenticator,
         holds: Holds,
         table: LiveTable,
+        names: Names,
+        name_book: NameBook,
     ) -> None:
         """`connection` is this reader's own, since the read blocks it."""
+        self._names = names
+        self._name_book = name_book
+        self._renamed = asyncio.Event()
         self._connection = connection
         self._book = book
         self._announcer = announcer
@@ -162,6 +170,18 @@ class Watcher:
                 log.warning("changes_not_reloaded", error=str(error))
             await asyncio.sleep(RELOAD_S)
 
+    async def reload_names(self) -> None:
+        """Read all names of models, again and again, and when one was changed."""
+        while True:
+            self._renamed.clear()
+            try:
+                self._names.replace(await self._name_book.all())
+            except DATABASE_ERRORS as error:
+                log.warning("names_not_reloaded", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELOAD_S):
+                    await self._renamed.wait()
+
     async def _newest(self) -> bytes | str:
         answer: Any = await self._connection.call("XREVRANGE", keys.CHANGES, "+", "-", "COUNT", 1)
         return answer[0][0] if answer else "0"
@@ -179,6 +199,8 @@ class Watcher:
             else:
                 self._auth.revoked(what.id)
                 self._end({"key": what.id}, InvalidApiKey("This API key was revoked."), "key_revoked")
+        elif what.kind == "name":
+            self._renamed.set()
         elif what.kind == "budget":
             self._auth.forget_organisation(what.id)
         elif what.state:

@@ -74,7 +74,10 @@ class Chat:
         `body_bytes` is the size of the conversation where it is not that of the body.
         """
         model = self._models.servable(
-            chat.model, body_bytes=body_bytes or len(arrival.body), local=local_consent(arrival.key.bounds)
+            chat.model,
+            body_bytes=body_bytes or len(arrival.body),
+            local=local_consent(arrival.key.bounds),
+            sticky=arrival.session or chat.prompt_cache_key or chat.user,
         )
         if chat.model != model.name:  # an alias, or a route: from here on the model that serves
             chat = msgspec.structs.replace(chat, model=model.name)

@@ -52,7 +52,10 @@ class Completions:
         asked = decode_completion(arrival.body)
         prompts = asked.prompts()
         model = self._models.servable(
-            asked.model, body_bytes=len(arrival.body), local=local_consent(arrival.key.bounds)
+            asked.model,
+            body_bytes=len(arrival.body),
+            local=local_consent(arrival.key.bounds),
+            sticky=arrival.session or asked.prompt_cache_key or asked.user,
         )
         ids = [await self._ids(model, prompt) for prompt in prompts]
         echoed = [await self._text(model, prompt) for prompt in prompts] if asked.echo else [""] * len(prompts)

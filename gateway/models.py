@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ import structlog
 from contracts.catalog import Catalog, Model, Route
 from contracts.errors import ModelNotFound, NoCapacity, ServingError
 from gateway.fleet import Fleet
+from gateway.names import Name, Names, notices
 from gateway.prices import Prices
 from gateway.prompt import ChatPrompt, PromptWorkshop, TokenizerUnusable
 
@@ -19,6 +21,7 @@ log = structlog.get_logger()
 
 _LOOK_S: Final = 0.5
 _BYTES_PER_TOKEN: Final = 4
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Servable(msgspec.Struct, frozen=True):
@@ -29,6 +32,7 @@ class Servable(msgspec.Struct, frozen=True):
     pool: str
     prompt: ChatPrompt
     local: bool = False  # in place of the primary model of a route
+    headers: Mapping[str, str] = NO_HEADERS  # what clients are told of the name that they used
 
 
 class Models:
@@ -38,6 +42,7 @@ class Models:
         self, catalog: Catalog, models_dir: Path, *, prices: Prices, fleet: Fleet, workshop: PromptWorkshop
     ) -> None:
         self.catalog = catalog
+        self.names = Names()
         self._models_dir = models_dir
         self._prices = prices
         self._fleet = fleet
@@ -46,30 +51,66 @@ class Models:
         self._unusable: dict[str, str] = {}
         self._draw = random.random
 
-    def servable(self, name: str, *, body_bytes: int = 0, local: bool | None = None) -> Servable:
-        """Return the model of that name or alias; of a route, the model that takes this request.
+    def servable(
+        self, name: str, *, body_bytes: int = 0, local: bool | None = None, sticky: str | None = None
+    ) -> Servable:
+        """Return the model of that name or alias; of a route or a shared name, the model that takes this request.
 
-        `local`: what the caller's scopes say of local models (gateway.scopes.local_consent).
+        Args:
+            name: as the client wrote it.
+            body_bytes: of the request, for routes by length.
+            local: what the caller's scopes say of local models (gateway.scopes.local_consent).
+            sticky: requests with the same one get the same model of a shared name; empty = by chance.
 
         Raises:
             ModelNotFound: not in the catalogue.
+            Withdrawn: an operator ended the name.
             NoCapacity: its tokenizer or its price is missing, or no complete path of workers is ready.
         """
         route = self.catalog.routes.get(name)
         if route is not None:
             return self.servable(route.primary) if local is False else self._routed(route, body_bytes)
-        found = self.catalog.find(name)
-        if found is None:
-            raise ModelNotFound(name)
-        public, model = found
+        public, headers = self._meant(
+            name, lambda said: self.names.choose(said, sticky or str(self._draw()), self._can_serve)
+        )
         if local and self._down(public):
             for route in self.catalog.routes.values():
                 if route.primary == public and not self.missing(route.local):
-                    return msgspec.structs.replace(self.servable(route.local), local=True)
+                    return msgspec.structs.replace(self._ready(route.local), local=True, headers=headers)
+        found = self._ready(public)
+        return msgspec.structs.replace(found, headers=headers) if headers else found
+
+    def _ready(self, public: str) -> Servable:
+        model = self.catalog.models[public]
         prompt = self._prompts.get(model.tokenizer)
         if prompt is None or public not in self._prices.list_prices:
             raise _not_ready(public, self.missing(public), retry_after_s=10)
         return Servable(public, model, self.catalog.pool_of(public), prompt)
+
+    def _meant(self, name: str, choose: Callable[[Name], str]) -> tuple[str, Mapping[str, str]]:
+        """Return the public name of the model that a name means now, and what clients are told of the name.
+
+        `choose`: which of a name's targets.
+        """
+        said, found = self.names.find(name), self.catalog.find(name)
+        if said is None and found is not None:
+            said = self.names.find(found[0])  # an alias of the catalogue, of a model that is deprecated or shared
+        if said is None:
+            if found is None:
+                raise ModelNotFound(name)
+            return found[0], NO_HEADERS
+        self.names.check(said)
+        headers = notices(said)
+        if said.targets:
+            chosen = choose(said)
+            if chosen in self.catalog.models:
+                return chosen, headers
+        if found is None:  # what served it has left the catalogue
+            raise ModelNotFound(name)
+        return found[0], headers
+
+    def _can_serve(self, public: str) -> bool:
+        return public in self.catalog.models and not self.missing(public)
 
     def _routed(self, route: Route, body_bytes: int) -> Servable:
         down = self._down(route.primary)
@@ -84,11 +125,9 @@ class Models:
         return bool(self.missing(public)) or self._fleet.degraded(self.catalog.pool_of(public))
 
     def tokenizer(self, name: str) -> tuple[ChatPrompt, Model]:
-        """Return what encodes a model's prompts. Raises ModelNotFound, NoCapacity."""
-        found = self.catalog.find(name)
-        if found is None:
-            raise ModelNotFound(name)
-        public, model = found
+        """Return what encodes a model's prompts; of a shared name, its first. Raises ModelNotFound, NoCapacity."""
+        public, _ = self._meant(name, lambda said: said.targets[0].model)
+        model = self.catalog.models[public]
         prompt = self._prompts.get(model.tokenizer)
         if prompt is None:
             raise _not_ready(public, self.missing(public), retry_after_s=10)

@@ -264,7 +264,7 @@ class Starter:
             self._table.add(generation)
         self._check_still(arrival.key, generations)
         await self._submit_all(arrival, work, generations, admitted)
-        headers = {"x-request-id": arrival.rid, **admitted[-1].headers}
+        headers = {"x-request-id": arrival.rid, **admitted[-1].headers, **model.headers}
         if arrival.key.imported:
             headers["x-pdgate-rotate-key"] = "imported"
         return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=arrival.sees_workers)

@@ -81,7 +81,7 @@ class Warming:
         asked = decode_body(arrival.body, _decoder)
         if (asked.messages is None) == (asked.prompt is None):
             raise BadRequest("Give either 'messages' or 'prompt'.", param="messages")
-        model = self._models.servable(asked.model, body_bytes=len(arrival.body))
+        model = self._models.servable(asked.model, body_bytes=len(arrival.body), sticky=arrival.session)
         ids = await self._ids(asked, model, arrival)
         copies = min(asked.replicas or 1, max(1, self._num_computing(model.pool)))
         work = Work(

@@ -28,6 +28,7 @@ from pdgate.key_commands import keys
 from pdgate.layout import catalog_file, layout_of
 from pdgate.libibverbs import ensure_libibverbs
 from pdgate.models import ensure_model
+from pdgate.name_commands import list_names, put_name, remove_name
 from pdgate.plan.command import plan
 from pdgate.preflight import CannotStart
 from pdgate.price_commands import prices
@@ -53,6 +54,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 engine = typer.Typer(help="The real engine's environment (SGLang, torch; about 3 GB).", no_args_is_help=True)
+models.command("names")(list_names)
+models.command("alias")(put_name)
+models.command("unalias")(remove_name)
 app.add_typer(models, name="models")
 orgs.add_typer(sharing, name="share-group")
 orgs.command("invite")(invite)

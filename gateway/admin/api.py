@@ -11,6 +11,7 @@ from gateway.admin.key_routes import key_routes
 from gateway.admin.members import Members, invite_routes, member_routes, service_account_routes
 from gateway.admin.money import Money, Noted
 from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes, price_routes
+from gateway.admin.name_routes import NameDesk, name_routes
 from gateway.admin.organisations import Organisations, hold_routes, organisation_routes, project_routes
 from gateway.admin.worker_orders import WorkerOrders, order_routes
 from gateway.fleet import Fleet
@@ -45,6 +46,7 @@ class AdminApi:
         )
         self.money = Noted(engine, Money(redis, token=settings.billing_admin_token))
         self.fleet = FleetDesk(engine, redis, models, fleet, settings.decision_log)
+        self.names = NameDesk(engine, redis, models)
         self.orders = WorkerOrders(engine, redis, fleet, models.catalog.pools)
 
     def routes(self) -> list[HTTPRouteHandler]:
@@ -65,5 +67,6 @@ class AdminApi:
             *audit_routes(callers, self._engine),
             *model_admin_routes(callers, self.organisations, self.fleet),
             *fleet_routes(callers, self.fleet),
+            *name_routes(callers, self.names),
             *order_routes(callers, self.orders),
         ]

@@ -1,12 +1,13 @@
 """What the admin API takes and gives. Money is decimal text in units of the currency; moments are ISO 8601."""
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from gateway.limits import Limits
+from gateway.names import Target
 from gateway.scopes import Scopes
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -184,6 +185,16 @@ class NewOrder(Strict, frozen=True, kw_only=True):
     wait_s: Annotated[int, msgspec.Meta(ge=0, le=60)] = 5
 
 
+class NewName(Strict, frozen=True, kw_only=True):
+    """What a name of a model means. Without targets: the model of that name. `unready` targets may serve later."""
+
+    targets: Annotated[tuple[Target, ...], msgspec.Meta(max_length=20)] = ()
+    deprecated_at: dt.datetime | None = None
+    sunset_at: dt.datetime | None = None
+    replacement: Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f<>\"]*$")] = ""
+    unready: bool = False
+
+
 # -- given ---------------------------------------------------------------------------------------------
 
 
@@ -270,6 +281,17 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     amount_nano: int
     soft: bool
     thresholds: tuple[int, ...]
+
+
+class NameView(msgspec.Struct, frozen=True, kw_only=True):
+    """A name of a model."""
+
+    name: str
+    targets: Sequence[Mapping[str, Any]]
+    deprecated_at: dt.datetime | None
+    sunset_at: dt.datetime | None
+    replacement: str
+    actor: str
 
 
 class OrderView(msgspec.Struct, frozen=True, kw_only=True):

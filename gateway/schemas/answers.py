@@ -167,6 +167,11 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     hand_off: str
     route: Sequence[str] = ()
     """Of a route: its primary and its local model. Prices and targets are the primary's."""
+    targets: Sequence[str] = ()
+    """Of a name that operators gave: the models that serve it. Prices and targets are the first one's."""
+    deprecated_at: int | None = None  # Unix seconds
+    sunset_at: int | None = None  # refused from then on
+    replacement: str | None = None
     object: str = "model"
 
 
