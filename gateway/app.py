@@ -104,7 +104,7 @@ class Outward:
 
     def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement, *, purse: Purse, lengths: Lengths) -> None:
         self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
-        self.attached: Callable[[str], bool] = fleet.attached
+        self.silent_s: Callable[[str], float] = fleet.silent_s
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
         self.ask_for_money: Callable[[Spender], None] = purse.ask
         self.found_cached: Callable[[str, str, int], None] = purse.found_cached

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import math
 from collections import deque
 from typing import Any, Final
 
@@ -53,7 +54,8 @@ class WorkerLink:
         self.worker_id = ref.worker_id
         self.address = ref.address
         self.attached = False
-        self.detached_s = asyncio.get_running_loop().time()
+        self._now_s = asyncio.get_running_loop().time
+        self.detached_s = self._heard_s = self._now_s()
         self._epoch = ref.epoch
         self._gateway_id = gateway_id
         self._table = table
@@ -64,6 +66,11 @@ class WorkerLink:
         self._wake = asyncio.Event()
         self._ack_timer: asyncio.TimerHandle | None = None
         self._connection: asyncio.Task[str] | None = None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the worker's stream sent anything; infinite when there is no stream."""
+        return self._now_s() - self._heard_s if self.attached else math.inf
 
     def abort(self, attempt: pb.AttemptId, reason: str) -> None:
         """Ask the worker to stop all samples of an attempt. Sent when the stream stands."""
@@ -131,6 +138,7 @@ class WorkerLink:
             call.cancel()
             return "no connection in time"
         self._acked = self._seq
+        self._heard_s = self._now_s()
         self.attached = True
         log.info("worker_attached", worker_id=self.worker_id, address=self.address, last_seq=self._seq)
         async with asyncio.TaskGroup() as tasks:
@@ -164,6 +172,7 @@ class WorkerLink:
 
     def _take(self, batch: pb.StepBatch) -> None:
         """Route one batch. The hot path: no awaiting, as little Python per token as possible."""
+        self._heard_s = self._now_s()
         if not self._is_next(batch):
             return
         for opened in batch.opened:

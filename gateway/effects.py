@@ -15,8 +15,8 @@ class Effects(Protocol):
         """Stop all samples of an attempt on one worker."""
         ...
 
-    def attached(self, worker_id: str) -> bool:
-        """Return whether the token stream of a worker stands."""
+    def silent_s(self, worker_id: str) -> float:
+        """Return for how long a worker's token stream has sent nothing, seconds; infinite when there is none."""
         ...
 
     def tell_scheduler(self, pool: str, entry: InboxEntry) -> None:

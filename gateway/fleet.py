@@ -5,6 +5,7 @@ up when it cannot be reached and its lease is gone, or after `LOST_AFTER_S` what
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -86,8 +87,12 @@ class Fleet:
 
     def attached(self, worker_id: str) -> bool:
         """Return whether the token stream of a worker stands."""
+        return self.silent_s(worker_id) < math.inf
+
+    def silent_s(self, worker_id: str) -> float:
+        """Return for how long a worker's token stream has sent nothing, seconds; infinite when there is none."""
         link = self._links.get(worker_id)
-        return link is not None and link.attached
+        return link.silent_s if link is not None else math.inf
 
     @property
     def num_attached(self) -> int:

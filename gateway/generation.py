@@ -16,6 +16,7 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -174,11 +175,12 @@ class Generation:
         if self.ending is not None:
             # An aborted end may come by the scheduler before the worker's own word, which has the counts.
             slots = (*self._streams.values(), *self._prefills.values())
-            if not any(s.reason is None and not s.muted and self._effects.attached(s.worker_id) for s in slots):
+            if not any(s.reason is None and not s.muted and self._effects.silent_s(s.worker_id) < math.inf for s in slots):
                 self._conclude()
         elif self.accepted:
-            # A worker that the scheduler suspects but that still streams to us is left alone.
-            if all(self._effects.attached(slot.worker_id) for slot in self._streams.values()):
+            # A worker that the scheduler gave up but that still streams to us is left alone.
+            silent_s = max((self._effects.silent_s(slot.worker_id) for slot in self._streams.values()), default=0.0)
+            if silent_s < SILENT_S:
                 self._loop.call_later(SILENT_S, self._still_silent, self.attempt, self._num_tokens, notice.cause)
             else:
                 self._continue(notice.cause)

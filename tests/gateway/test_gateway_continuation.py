@@ -80,6 +80,24 @@ async def test_late_tokens_of_the_lost_attempt_reach_nobody(rig: Rig):
     assert asked.result().json()["choices"][0]["message"]["content"] == "one two"
 
 
+async def test_what_a_frozen_worker_had_goes_on_as_soon_as_it_is_given_up(rig: Rig, monkeypatch):
+    """It has been silent to us for as long as to the scheduler: another second of waiting would show nothing."""
+    monkeypatch.setattr("gateway.generation.SILENT_S", 60.0)
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(rig.client.post("/v1/chat/completions", json=HELLO))
+        submit, decode = await started(rig)
+        await decode.tokens("one ")
+        await accepted(rig, submit.rid)
+        rig.gateway.fleet._links["decode-0"]._heard_s -= 60.0
+        await rig.scheduler.lost(submit, retrying=False)
+        assert isinstance(await rig.scheduler.next(), Continue)
+        await rig.scheduler.placed(submit, decode=rig.decode, attempt=2)
+        again = await rig.decode.open(submit.rid, Phase.UNIFIED, attempt=2)
+        await again.tokens("two")
+        await again.finish(FinishReason.LENGTH, prompt=10, completion=1)
+    assert asked.result().json()["choices"][0]["message"]["content"] == "one two"
+
+
 async def test_an_answer_that_cannot_go_on_ends_with_one_error_and_costs_nothing(rig: Rig):
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(rig.client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
