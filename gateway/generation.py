@@ -175,7 +175,7 @@ class Generation:
         if self.ending is not None:
             # An aborted end may come by the scheduler before the worker's own word, which has the counts.
             slots = (*self._streams.values(), *self._prefills.values())
-            if not any(s.reason is None and not s.muted and self._effects.silent_s(s.worker_id) < math.inf for s in slots):
+            if not any(s.reason is None and not s.muted and self._is_attached(s) for s in slots):
                 self._conclude()
         elif self.accepted:
             # A worker that the scheduler gave up but that still streams to us is left alone.
@@ -298,6 +298,9 @@ class Generation:
     @property
     def _num_tokens(self) -> int:
         return sum(delivered.num_tokens for delivered in self._delivered)
+
+    def _is_attached(self, slot: Slot) -> bool:
+        return self._effects.silent_s(slot.worker_id) < math.inf
 
     def _still_silent(self, attempt: int, num_tokens: int, cause: str) -> None:
         """Go on elsewhere if nothing came since the scheduler gave the worker up."""
