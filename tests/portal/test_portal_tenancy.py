@@ -17,7 +17,13 @@ from gateway.tenant_read import TENANT_ROLE, tenant_read
 
 A, B = "org_a", "org_b"
 EVERYBODYS = {"billing.slo_promise"}
-OPERATORS = {"billing.rerating", "billing.rerating_line", "billing.share_group", "tenancy.identity"} | INSTALLATIONS
+OPERATORS = {
+    "tenancy.model_name",
+    "billing.rerating",
+    "billing.rerating_line",
+    "billing.share_group",
+    "tenancy.identity",
+} | INSTALLATIONS
 
 
 @pytest.fixture
