@@ -93,7 +93,7 @@ def draw() -> None:
 
 def calibration_picture(simulation: Simulation) -> bytes:
     """Return, as PNG, the share of answers below each decile of their forecast; the diagonal is perfect."""
-    shares = simulation.lengths.calibration()
+    shares = simulation.router.lengths.calibration()
     raster = Raster(_SIDE + 2 * _MARGIN, _SIDE + 2 * _MARGIN)
 
     def place(x: float, y: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import msgspec
 
 from scheduler.policy.blame import BlameWindow, Stage
 from scheduler.policy.cluster import WorkerView
-from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
+from scheduler.policy.demand import Demand, DemandSample, DemandWindow, Forecast
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.ratio import Decision, Mode, Move, decide
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
@@ -72,6 +72,10 @@ class AutoPilot:
         self._mode = mode
         self._demand = DemandWindow()
         self._blamed = BlameWindow()
+
+    def demand(self, now_s: float, forecast: Forecast) -> Demand | None:
+        """Return what the requests seen ask for."""
+        return self._demand.demand(now_s, forecast)
 
     def arrived(self, now_s: float, sample: DemandSample) -> None:
         """Count its work."""

@@ -74,5 +74,6 @@ def result_of(simulation: Simulation) -> Result:
         duration_s=simulation.last_arrival_ms / 1000,
         flips=len(simulation.moves),
         cancelled_flips=simulation.cancelled_moves,
-        retracted=sum(worker.engine.num_retracted for worker in simulation.workers.values()),
+        retracted=simulation.workforce.num_retracted
+        + sum(worker.engine.num_retracted for worker in simulation.workers.values()),
     )

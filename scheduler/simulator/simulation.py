@@ -13,7 +13,6 @@ from contracts.lifecycle import HandOff, Role, WorkerState
 from scheduler.policy.blame import Stage
 from scheduler.policy.cluster import ClusterView
 from scheduler.policy.fairness import FairQueue
-from scheduler.policy.lengths import LengthModel
 from scheduler.policy.placement import Placement, Reason
 from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Move
@@ -21,7 +20,6 @@ from scheduler.policy.scoring import NotScored, Scored
 from scheduler.policy.sight import Donor
 from scheduler.policy.turns import Turns
 from scheduler.simulator.arrivals import BLOCK_TOKENS, Arrival
-from scheduler.simulator.cache import BlockCache
 from scheduler.simulator.clock import Clock
 from scheduler.simulator.engine import Engine
 from scheduler.simulator.job import Job
@@ -30,6 +28,7 @@ from scheduler.simulator.report import Sample, met_targets
 from scheduler.simulator.router import Router
 from scheduler.simulator.setup import Failure, Setup
 from scheduler.simulator.worker import SimWorker
+from scheduler.simulator.workforce import Workforce
 
 _MAX_ATTEMPTS = 3
 _TAIL_S = 300.0
@@ -44,22 +43,22 @@ class Simulation:
         self.moves: list[tuple[float, Move]] = []
         self.cancelled_moves = 0
         self.samples: list[Sample] = []
-        self.workers: dict[str, SimWorker] = {}
-        self._clock = Clock()
+        self.clock = Clock()
         self._pilot = pilot
-        self._router = Router(setup)
+        self.router = Router(setup)
         self._queue: FairQueue[Job] = FairQueue(setup.fair)
         self._waiting_work_ms = 0.0
         self._blocked_by: Role | None = None
         self._blocked_since_ms = 0.0
         self._blocked_ms = dict.fromkeys(Role, 0.0)
         self._blocked_at_push: dict[Job, dict[Role, float]] = {}
-        self._cluster: ClusterView | None = None
         self._window: list[bool] = []  # whether each request that ended since the last sample met its targets
-        self._store = BlockCache("store", self._router.index) if setup.hand_off is HandOff.STORE else None
+        self.workforce = Workforce(setup, self.clock, self.router.index, self)
+        self.workers = self.workforce.by_id
+        self._store = self.workforce.store
         for role in Role:
             for _ in range(getattr(setup.split, role)):
-                self._add_worker(role)
+                self.add_worker(role)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -70,7 +69,7 @@ class Simulation:
             arrivals: in the order of time.
             progress: called each simulated half minute with the time in s and the number of arrivals so far.
         """
-        clock, source = self._clock, iter(arrivals)
+        clock, source = self.clock, iter(arrivals)
         for failure in self.setup.failures:
             clock.at(failure.at_s * 1000, self._fail, failure)
         clock.after(self._pilot.period_s * 1000, self._tick)
@@ -91,20 +90,30 @@ class Simulation:
         while self._unfinished() and clock.step(end_ms):
             pass
 
-    @property
-    def lengths(self) -> LengthModel:
-        """What was learned of answers."""
-        return self._router.lengths
-
     def _unfinished(self) -> bool:
         return len(self._queue) > 0 or any(worker.jobs for worker in self.workers.values())
 
-    def _add_worker(self, role: Role) -> None:
-        setup = self.setup
-        worker_id = f"w{len(self.workers)}"
-        engine = Engine(worker_id, latency=setup.latency, traits=setup.engine_traits(), clock=self._clock, events=self)
-        cache = self._store or BlockCache(worker_id, self._router.index)
-        self.workers[worker_id] = SimWorker(worker_id, role, hand_off=setup.hand_off, engine=engine, cache=cache)
+    def add_worker(self, role: Role, *, boot_s: float = 0.0) -> SimWorker:
+        """Start a worker; it serves after `boot_s`."""
+        worker = self.workforce.add(role, booting=boot_s > 0)
+        if worker.state is WorkerState.STARTING:
+            self.clock.after(boot_s * 1000, self._recover, worker)
+        return worker
+
+    def take_away(self, worker: SimWorker) -> None:
+        """Drain a worker and let it go; what still runs when the drain has lasted too long is lost with it."""
+        worker.leaving = True
+        if worker.state is WorkerState.STARTING or not worker.jobs:
+            self._gone(worker)
+            return
+        worker.become(WorkerState.DRAINING)
+        self.clock.after(self.setup.drain_cap_s * 1000, self._gone, worker)
+
+    def _gone(self, worker: SimWorker) -> None:
+        if self.workers.get(worker.worker_id) is not worker:
+            return
+        self._lose(worker)
+        self.workforce.remove(worker)
 
     # -- arrival and placing -------------------------------------------------------------------------------------
 
@@ -113,9 +122,9 @@ class Simulation:
         self._enqueue(job)
 
     def _enqueue(self, job: Job) -> None:
-        now_ms = self._clock.now_ms
+        now_ms = self.clock.now_ms
         self.jobs[job.number] = job
-        sample = self._router.size_up(job, now_ms)
+        sample = self.router.size_up(job, now_ms)
         if job.attempt == 1 and not job.batch:
             self._pilot.arrived(now_ms / 1000, sample)
         assert job.ticket is not None
@@ -127,14 +136,14 @@ class Simulation:
 
     def _dispatch(self) -> None:
         """Place waiting requests in their order until one has to wait."""
-        now_ms = self._clock.now_ms
+        now_ms = self.clock.now_ms
         turns = Turns(self._queue, now_ms)
         blocked: Role | None = None
         while (job := turns.next()) is not None:
             if now_ms - job.pushed_ms > self.setup.deadline_s * 1000:
                 self._refuse(job, "deadline")
                 continue
-            result = self._router.place(job, self._view(), now_ms, gives_way=self._queue.gives_way(job))
+            result = self.router.place(job, self._view(), now_ms, gives_way=self._queue.gives_way(job))
             assert job.ticket is not None
             if isinstance(result, Placement):
                 if self._hopeless(job, result):
@@ -160,7 +169,7 @@ class Simulation:
         )
 
     def _count_blocked(self) -> None:
-        now_ms = self._clock.now_ms
+        now_ms = self.clock.now_ms
         if self._blocked_by is not None:
             self._blocked_ms[self._blocked_by] += now_ms - self._blocked_since_ms
         self._blocked_since_ms = now_ms
@@ -171,7 +180,7 @@ class Simulation:
         job.refused = why
         job.alive = False
         if not job.batch:
-            self._pilot.ended(self._clock.now_ms / 1000, None)
+            self._pilot.ended(self.clock.now_ms / 1000, None)
             self._window.append(False)
 
     def _left_queue(self, job: Job) -> None:
@@ -185,7 +194,7 @@ class Simulation:
         return ClusterView.of(tuple(worker.view() for worker in self.workers.values()))
 
     def _start(self, job: Job, placement: Placement) -> None:
-        setup, now_ms = self.setup, self._clock.now_ms
+        setup, now_ms = self.setup, self.clock.now_ms
         self._queue.take(job)
         self._left_queue(job)
         job.placed_ms = now_ms
@@ -197,7 +206,7 @@ class Simulation:
             else setup.limits.promised_tokens(prompt, job.arrival.max_tokens, 1)
         )
         if not job.batch:
-            self._router.placed(job, placement.decode, now_ms)
+            self.router.placed(job, placement.decode, now_ms)
         decode = self.workers[placement.decode.worker_id]
         job.decode_id = decode.worker_id
         computes = decode
@@ -215,9 +224,9 @@ class Simulation:
         if self._store is not None and job.cached_tokens:
             delay_ms += setup.latency.transfer.ms(job.cached_tokens)
         if job.prefill_id and setup.hand_off is HandOff.DIRECT:
-            self._clock.after(delay_ms, self._reserve, job)
+            self.clock.after(delay_ms, self._reserve, job)
         else:
-            self._clock.after(delay_ms, self._compute, job, computes)
+            self.clock.after(delay_ms, self._compute, job, computes)
 
     def _reserve(self, job: Job) -> None:
         if job.alive:
@@ -231,7 +240,7 @@ class Simulation:
 
     def room_granted(self, engine: Engine, job: Job) -> None:  # noqa: ARG002
         """Let the prefill worker begin."""
-        job.room_granted_ms = self._clock.now_ms
+        job.room_granted_ms = self.clock.now_ms
         self._compute(job, self.workers[job.prefill_id])
 
     def prefill_done(self, engine: Engine, job: Job) -> None:
@@ -247,23 +256,23 @@ class Simulation:
                 worker.cache.store(job.arrival.blocks, self._room_for_cache(worker))
         if recomputed:
             if job.kv_arrived_ms < 0:
-                job.kv_arrived_ms = self._clock.now_ms
+                job.kv_arrived_ms = self.clock.now_ms
             engine.join(job)
             return
         transfer_ms = self.setup.latency.transfer.ms(job.arrival.prompt_tokens)
-        start_ms = max(self._clock.now_ms, worker.link_free_ms)
+        start_ms = max(self.clock.now_ms, worker.link_free_ms)
         worker.link_free_ms = start_ms + transfer_ms
         if self.setup.hand_off is HandOff.DIRECT:
-            self._clock.at(start_ms + transfer_ms, self._kv_arrived, job)
+            self.clock.at(start_ms + transfer_ms, self._kv_arrived, job)
         else:
-            self._clock.at(start_ms + transfer_ms, self._written, job)
+            self.clock.at(start_ms + transfer_ms, self._written, job)
         if len(self._queue):
             self._dispatch()
 
     def _kv_arrived(self, job: Job) -> None:
         if not job.alive:
             return
-        job.kv_arrived_ms = self._clock.now_ms
+        job.kv_arrived_ms = self.clock.now_ms
         self._leave_prefill(job)
         self.workers[job.decode_id].engine.join(job)
 
@@ -274,7 +283,7 @@ class Simulation:
         job.prefill_left = min(self.setup.page_tokens, job.arrival.prompt_tokens)
         job.done_tokens = job.arrival.prompt_tokens - job.prefill_left
         read_ms = self.setup.store_round_ms + self.setup.latency.transfer.ms(job.done_tokens)
-        self._clock.after(read_ms, self._compute, job, self.workers[job.decode_id])
+        self.clock.after(read_ms, self._compute, job, self.workers[job.decode_id])
 
     def _leave_prefill(self, job: Job) -> None:
         prefill = self.workers[job.prefill_id]
@@ -284,12 +293,12 @@ class Simulation:
     def finished(self, engine: Engine, job: Job) -> None:
         """Count the answer, and use the room."""
         worker = self.workers[engine.owner]
-        now_s = self._clock.now_ms / 1000
-        self._router.learn(job)
+        now_s = self.clock.now_ms / 1000
+        self.router.learn(job)
         assert job.ticket is not None
-        self._queue.correct(job.ticket, self._router.actual_cost(job))
+        self._queue.correct(job.ticket, self.router.actual_cost(job))
         if not job.batch:
-            job.stage = self._router.stage_to_blame(job)
+            job.stage = self.router.stage_to_blame(job)
             self._pilot.ended(now_s, job.stage)
             if job.feasible:
                 self._window.append(met_targets(job, self.setup.target))
@@ -298,9 +307,9 @@ class Simulation:
     def _released(self, worker: SimWorker, job: Job) -> None:
         worker.release(job)
         if not worker.jobs and worker.state is WorkerState.DRAINING:
-            self._switch(worker)
+            (self._gone if worker.leaving else self._switch)(worker)
         if len(self._queue):
-            self._clock.at(self._clock.now_ms, self._dispatch)
+            self.clock.at(self.clock.now_ms, self._dispatch)
 
     def _room_for_cache(self, worker: SimWorker) -> int:
         return self.setup.store_capacity_tokens if self._store is not None else worker.room_for_cache()
@@ -308,21 +317,25 @@ class Simulation:
     # -- roles -----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._clock.after(self._pilot.period_s * 1000, self._tick)
-        self._router.growing.look(self._clock.now_ms / 1000)
-        move = self._pilot.tick(self._clock.now_ms / 1000, self._sight(), self._router.moments)
+        self.clock.after(self._pilot.period_s * 1000, self._tick)
+        self.router.growing.look(self.clock.now_ms / 1000)
+        move = self._pilot.tick(self.clock.now_ms / 1000, self.sight(), self.router.moments)
         if move is not None:
             self._move(move)
 
-    def _sight(self) -> FleetSight:
+    def sight(self) -> FleetSight:
+        """Return what pilots see."""
         return FleetSight(
             split=self.split(),
-            moving=any(w.state in (WorkerState.DRAINING, WorkerState.SWITCHING) for w in self.workers.values()),
+            moving=any(
+                w.state in (WorkerState.DRAINING, WorkerState.SWITCHING) and not w.leaving
+                for w in self.workers.values()
+            ),
             donors=[
                 Donor(
                     worker_id=worker.worker_id,
                     role=worker.role,
-                    drain_s=self._drain_s(worker),
+                    drain_s=self.workforce.drain_s(worker),
                     cached_tokens=0 if self._store is not None else worker.cache.tokens,
                 )
                 for worker in self.workers.values()
@@ -335,28 +348,13 @@ class Simulation:
             ready=[worker.view() for worker in self.workers.values() if worker.ready],
         )
 
-    def _drain_s(self, worker: SimWorker) -> float:
-        """Return the expected time until a worker is empty, from what production knows too."""
-        decode, prefill = self.setup.policy_latency.decode, self.setup.policy_latency.prefill
-        step_ms = decode.step_ms(len(worker.jobs), worker.view().kv_tokens)
-        longest_ms = worker.queued_prefill_tokens * prefill.per_token_ms
-        for job in worker.jobs:
-            if job.decode_id == worker.worker_id:
-                since_ms = self._clock.now_ms - job.placed_ms
-                longest_ms = max(longest_ms, job.generous_output * step_ms - since_ms, 0.3 * since_ms)
-        return longest_ms / 1000
-
     def split(self) -> Split:
         """Return the ready workers by role."""
-        counts = dict.fromkeys(Role, 0)
-        for worker in self.workers.values():
-            if worker.ready:
-                counts[worker.role] += 1
-        return Split(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], unified=counts[Role.UNIFIED])
+        return self.workforce.split()
 
     def _move(self, move: Move) -> None:
         worker = self.workers[move.worker_id]
-        self.moves.append((self._clock.now_ms / 1000, move))
+        self.moves.append((self.clock.now_ms / 1000, move))
         if self.setup.hand_off is HandOff.STORE:
             worker.take_role(move.to_role)
             self._dispatch()
@@ -364,7 +362,7 @@ class Simulation:
         worker.become(WorkerState.DRAINING)
         worker.draining_to = move.to_role
         worker.drain_number += 1
-        self._clock.after(self.setup.drain_cap_s * 1000, self._drain_expired, worker, worker.drain_number)
+        self.clock.after(self.setup.drain_cap_s * 1000, self._drain_expired, worker, worker.drain_number)
         if not worker.jobs:
             self._switch(worker)
 
@@ -373,7 +371,7 @@ class Simulation:
         assert worker.draining_to is not None
         restarts = Role.UNIFIED in (worker.role, worker.draining_to)
         seconds = self.setup.restart_s if restarts else self.setup.switch_s
-        self._clock.after(seconds * 1000, self._switched, worker, worker.epoch)
+        self.clock.after(seconds * 1000, self._switched, worker, worker.epoch)
 
     def _switched(self, worker: SimWorker, epoch: int) -> None:
         if worker.state is not WorkerState.SWITCHING or worker.epoch != epoch or worker.draining_to is None:
@@ -398,6 +396,11 @@ class Simulation:
         worker.become(WorkerState.UNHEALTHY)
         worker.draining_to = None
         worker.epoch += 1
+        self._lose(worker)
+        self.clock.after(failure.down_s * 1000, self._recover, worker)
+
+    def _lose(self, worker: SimWorker) -> None:
+        """Lose what runs on a worker."""
         lost = list(worker.jobs)
         worker.engine.kill()
         worker.release_all()
@@ -406,8 +409,8 @@ class Simulation:
         for job in lost:
             job.alive = False
             for other_id in {job.prefill_id, job.decode_id} - {"", worker.worker_id}:
-                other = self.workers[other_id]
-                if job in other.jobs:
+                other = self.workers.get(other_id)
+                if other is not None and job in other.jobs:
                     other.engine.abort(job)
                     self._released(other, job)
             if job.first_token_ms < 0 and job.attempt < _MAX_ATTEMPTS:
@@ -415,27 +418,26 @@ class Simulation:
             else:
                 job.stage = Stage.LOST
                 if not job.batch:
-                    self._pilot.ended(self._clock.now_ms / 1000, Stage.LOST)
+                    self._pilot.ended(self.clock.now_ms / 1000, Stage.LOST)
                     self._window.append(False)
-        self._clock.after(failure.down_s * 1000, self._recover, worker)
 
     def _recover(self, worker: SimWorker) -> None:
+        if worker.state is WorkerState.STOPPED:
+            return
         worker.become(WorkerState.READY)
         self._dispatch()
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        self._clock.after(self.setup.sample_s * 1000, self._sample)
-        decodes = [w for w in self.workers.values() if w.role is not Role.PREFILL]
-        capacity = sum(w.engine.latency.kv_capacity_tokens for w in decodes)
+        self.clock.after(self.setup.sample_s * 1000, self._sample)
         self.samples.append(
             Sample(
-                at_s=self._clock.now_ms / 1000,
+                at_s=self.clock.now_ms / 1000,
                 split=self.split(),
                 num_waiting=len(self._queue),
                 waiting_work_ms=self._waiting_work_ms,
-                kv_used=sum(w.engine.kv_used_tokens for w in decodes) / capacity if capacity else 0.0,
+                kv_used=self.workforce.kv_used,
                 ended=len(self._window),
                 met=sum(self._window),
             )

@@ -13,10 +13,21 @@ _CONTEXT_TOKENS = 400_000
 class SimWorker:
     """Accounting as in production: what was placed counts until its end, whatever the engine says."""
 
-    def __init__(self, worker_id: str, role: Role, *, hand_off: HandOff, engine: Engine, cache: BlockCache) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        role: Role,
+        *,
+        hand_off: HandOff,
+        engine: Engine,
+        cache: BlockCache,
+        booting: bool = False,
+    ) -> None:
         self.worker_id = worker_id
         self.role = role
-        self.state = WorkerState.READY
+        self.state = WorkerState.STARTING if booting else WorkerState.READY
+        self.leaving = False
+        """It drains to be taken away."""
         self.epoch = 1
         self.engine = engine
         self.cache = cache

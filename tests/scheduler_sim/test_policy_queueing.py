@@ -139,7 +139,7 @@ def test_the_split_predicted_best_is_near_the_best_simulated(prompt, output, rat
         simulation = Simulation(Setup(split=split, target=TARGET), pilot)
         simulation.run(arrivals)
         simulated[prefill] = result_of(simulation).attainment_total
-        demand = pilot.window.demand(90, simulation._router.moments)
+        demand = pilot.window.demand(90, simulation.router.moments)
         assert demand is not None
         predicted[prefill] = predict(split, demand, FLEET, Corrections()).goodput_rps
     chosen = max(predicted, key=lambda p: predicted[p])

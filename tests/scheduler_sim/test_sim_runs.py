@@ -102,7 +102,7 @@ def test_a_flip_under_direct_waits_for_the_drain_switches_and_forgets_the_cache(
     simulation = Simulation(setup_of(), pilot)
     states = []
     original = simulation.workers["w0"].become
-    simulation.workers["w0"].become = lambda state: (states.append((simulation._clock.now_ms, state)), original(state))  # type: ignore[method-assign]
+    simulation.workers["w0"].become = lambda state: (states.append((simulation.clock.now_ms, state)), original(state))  # type: ignore[method-assign]
     simulation.run(poisson(load, duration_s=30, seed=1))
     (at_drain, drained), (at_switch, switched), (at_ready, ready) = states
     assert (drained, switched, ready) == (WorkerState.DRAINING, WorkerState.SWITCHING, WorkerState.READY)

@@ -1,0 +1,194 @@
+"""What the autoscaler sees, remembers and is bounded by: values only."""
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from contracts.lifecycle import Role
+from scheduler.policy.arrivals import RateForecast
+from scheduler.policy.demand import Demand
+from scheduler.policy.queueing import Corrections, Split
+
+
+class WhyScale(enum.StrEnum):
+    """The reason of a tick's answer, and of each of its steps. A metric label and a log field."""
+
+    # steps
+    COLD_START = "cold_start"  # the first worker, for those who wait
+    FLOOR = "floor"  # too few by the operator's floors; after a cold start the pair follows by this
+    FORECAST = "forecast"  # what arrives, now or when a new worker would serve, is too much
+    BACKLOG = "backlog"  # what waits is too much
+    SLO_PRESSURE = "slo_pressure"  # blamed misses say that workers do less than believed
+    IDLE = "idle"  # no traffic for the idle time: nobody is left
+    OVERSIZED = "oversized"
+    OVER_MAX = "over_max"  # the operator's bounds have come down
+    RECLAIMED = "reclaimed"  # spot capacity is about to be taken away
+    # none
+    STEADY = "steady"
+    ASLEEP = "asleep"
+    NO_DATA = "no_data"
+    BOOTING = "booting"  # what was started is on its way
+    UNCONFIRMED = "unconfirmed"
+    FLIP_CHEAPER = "flip_cheaper"  # other roles at the same number would do
+    FLIPPING = "flipping"
+    COOLING_DOWN = "cooling_down"  # fewer would do, not for long enough
+    N_MINUS_1 = "n_minus_1"  # one worker less would miss targets
+    AT_MAX = "at_max"
+    BUDGET = "budget"
+    NO_ROOM = "no_room"
+
+
+class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the autoscaler."""
+
+    period_s: float = 5.0
+    goal: float = 0.93
+    """Share (0 to 1) of requests in time below which there are too few workers."""
+    aim: float = 0.965
+    """Share that a mix must promise to be chosen, or to remain after one worker has gone."""
+    sure_goal: float = 0.85
+    """Share below which no second tick need confirm it."""
+    confirm_ticks: int = 3
+    doubt: float = 0.5
+    """Standard errors of the rate that are added before fewer workers are thought enough."""
+    fresh_s: float = 30.0
+    """A worker that serves helps nobody at once: looked ahead beyond its start."""
+    down_s: float = 420.0
+    """For how long fewer must have been enough, and nothing been started, before one goes."""
+    down_gap_s: float = 300.0
+    down_share: float = 0.34
+    """Most of the workers, as a share of them, that go in one step; one may always."""
+    flip_patience_s: float = 120.0
+    """How long a change of roles that would do is waited for."""
+    clear_s: float = 60.0
+    """Time in which a backlog should be gone."""
+    min_arrivals: int = 20
+    """Arrivals to judge by; with fewer one worker is enough."""
+    pressure_bounds: tuple[float, float] = (1.0, 1.6)
+    """Of the feedback's corrections, as far as the number of workers follows them."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator allows one pool."""
+
+    max_workers: int
+    to_zero: bool = True
+    idle_s: float = 300.0
+    floor: Split = Split()
+    """While the pool is awake."""
+    budget_per_hour: int | None = None
+    """Nano-units; None = no limit."""
+    spot_share: float = 0.0
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that serves or is on its way."""
+
+    worker_id: str
+    role: Role
+    ready: bool
+    ours: bool = True
+    """Started by the fleet: it may be stopped."""
+    zone: str = ""
+    spot: bool = False
+    drain_s: float = 0.0
+    reclaimed: bool = False
+    """Its spot capacity will be taken away: it counts no more."""
+
+
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet has to offer."""
+
+    free: Mapping[str, int]
+    """Further workers by zone."""
+    free_spot: Mapping[str, int] = {}
+    per_hour: int = 0
+    """Nano-units."""
+    spot_per_hour: int | None = None
+
+
+class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
+    """What the autoscaler sees at a tick. Workers that leave are in none of it."""
+
+    members: Sequence[Member]
+    ground: Ground
+    demand: Demand | None
+    """Per request what it asks for; its rate is the forecast's. None = costs or requests are not known."""
+    rate: RateForecast | None
+    corrections: Corrections = Corrections()
+    num_waiting: int = 0
+    num_running: int = 0
+    quiet_s: float = 0.0
+    """Since the last arrival, or the last moment with work."""
+    boot_s: float = 60.0
+    """From asking for a worker until it serves, as measured."""
+    flipping: bool = False
+    """A worker changes its role."""
+
+    @property
+    def split(self) -> Split:
+        """All who serve or will."""
+        return split_of(self.members)
+
+
+class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the autoscaler remembers."""
+
+    under_ticks: int = 0
+    """Ticks in a row with too few."""
+    needs: tuple[tuple[float, int], ...] = ()
+    """Numbers of workers that were needed lately, (when, how many): each later one smaller than those before it."""
+    flip_since_s: float | None = None
+    """Since when other roles at the same number would do."""
+    last_up_s: float | None = None
+    last_down_s: float | None = None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """One more worker."""
+
+    role: Role
+    why: WhyScale
+    zone: str = ""
+    spot: bool = False
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """One worker less."""
+
+    worker_id: str
+    role: Role
+    why: WhyScale
+
+
+Step = Start | Stop
+
+
+class ScalePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A tick's answer."""
+
+    steps: tuple[Step, ...]
+    why: WhyScale
+    split: Split
+    """Who serves or is on the way."""
+    desired: Split
+    """The mix that the demand asks for."""
+    in_time: float | None = None
+    """Share (0 to 1) of requests that the present number would serve in time, in its best mix."""
+    rate_rps: float | None = None
+    ahead_rps: float | None = None
+
+
+def split_of(members: Sequence[Member]) -> Split:
+    """Return how many there are of each role."""
+    counts = dict.fromkeys(Role, 0)
+    for member in members:
+        if not member.reclaimed:
+            counts[member.role] += 1
+    return Split(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], unified=counts[Role.UNIFIED])
+
+
+def serves(split: Split) -> bool:
+    """Whether requests can be served at all."""
+    return bool(split.unified or (split.prefill and split.decode))

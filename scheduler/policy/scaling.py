@@ -1,0 +1,409 @@
+"""How many workers of which role a pool should have: one tick. Pure; production and simulator run this.
+
+1. Nobody there and nobody asking: asleep. Somebody asks: one unified worker, which alone can serve; what else the
+   floors and the demand ask for follows once it serves.
+2. No traffic for the idle time: everybody goes, both roles together.
+3. Awake, the demand is the moments of the requests seen times the rate forecast for when a new worker would serve.
+   Too few is who cannot serve `goal` of it in time in the best mix of as many workers: so a change of roles that
+   would do is left to the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
+4. Fewer are tried when the largest need of the last `down_s` is smaller, nothing was started meanwhile, and what
+   remains, worker by worker, still reaches `aim`.
+
+Steps say why. Bounds, budget and room cut starts short, and say so.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from contracts.lifecycle import Role
+from scheduler.policy.demand import Demand
+from scheduler.policy.headcount import (
+    Bounds,
+    Member,
+    ScaleLimits,
+    ScalePlan,
+    ScaleSight,
+    ScaleState,
+    Start,
+    Step,
+    Stop,
+    WhyScale,
+    serves,
+    split_of,
+)
+from scheduler.policy.mixes import Mix, Mixes
+from scheduler.policy.queueing import Corrections, Fleet, Split
+
+_ONE_UNIFIED = Split(unified=1)
+_PRESSING = 1.1
+"""Correction of a load above which more workers are for the sake of misses rather than of arrivals."""
+_ORDER = (Role.UNIFIED, Role.DECODE, Role.PREFILL)
+
+
+def scale(
+    state: ScaleState, sight: ScaleSight, bounds: Bounds, fleet: Fleet, limits: ScaleLimits, now_s: float
+) -> tuple[ScaleState, ScalePlan]:
+    """Return the steps of this tick, and why.
+
+    Under `shadow` the answer is the same; the caller does not act on it and must keep the state of before.
+    """
+    split = sight.split
+    rescued = [m for m in sight.members if m.reclaimed and m.ours]
+    steps: list[Step] = [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RECLAIMED) for m in rescued]
+    verdict = _at_rest(sight, bounds, limits) or _awake(state, sight, bounds, fleet, limits, now_s)
+    state = msgspec.structs.replace(
+        state, needs=verdict.needs, under_ticks=verdict.under_ticks, flip_since_s=verdict.flip_since_s
+    )
+    why = verdict.why
+    if verdict.leaves:
+        steps += [Stop(worker_id=m.worker_id, role=m.role, why=why) for m in verdict.leaves]
+        state = msgspec.structs.replace(state, last_down_s=now_s)
+    elif verdict.wanted:
+        starts, cut = _starts(verdict.wanted, why, sight, bounds)
+        steps += starts
+        why = cut or why
+        if starts:
+            state = msgspec.structs.replace(state, last_up_s=now_s, under_ticks=0)
+    return state, ScalePlan(
+        steps=tuple(steps),
+        why=WhyScale.RECLAIMED if rescued and not verdict.wanted else why,
+        split=split,
+        desired=verdict.desired,
+        in_time=verdict.in_time,
+        rate_rps=sight.rate.now_rps if sight.rate is not None else None,
+        ahead_rps=sight.rate.ahead_rps if sight.rate is not None else None,
+    )
+
+
+class _Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    why: WhyScale
+    desired: Split
+    wanted: tuple[Role, ...] = ()
+    """Roles to start, the most urgent first."""
+    leaves: tuple[Member, ...] = ()
+    needs: tuple[tuple[float, int], ...] = ()
+    under_ticks: int = 0
+    flip_since_s: float | None = None
+    in_time: float | None = None
+
+
+def _short_of(split: Split, floor: Split) -> tuple[Role, ...]:
+    """Return the roles that a pool that is awake lacks: by the floors, or because nobody could serve."""
+    lacking = _lacking(split, floor)
+    if lacking or serves(split):
+        return lacking
+    return (Role.UNIFIED,)
+
+
+# -- asleep, waking, falling asleep ----------------------------------------------------------------------------
+
+
+def _at_rest(sight: ScaleSight, bounds: Bounds, limits: ScaleLimits) -> _Verdict | None:
+    """Return what holds at and near zero; None = the pool is awake."""
+    split = sight.split
+    asked = bool(sight.num_waiting or sight.num_running)
+    if bounds.to_zero and not asked:
+        if split.total == 0 and sight.quiet_s > 0:
+            return _Verdict(why=WhyScale.ASLEEP, desired=Split())
+        if sight.quiet_s >= bounds.idle_s:
+            ours = tuple(m for m in sight.members if m.ours and not m.reclaimed)
+            kept = split_of([m for m in sight.members if not m.ours])
+            return _Verdict(why=WhyScale.IDLE if ours else WhyScale.STEADY, desired=kept, leaves=ours)
+    ready = split_of([m for m in sight.members if m.ready])
+    if not serves(ready):
+        if serves(split):
+            # One first. Only a crowd that is known well enough to be sized up gets more before it serves.
+            return None if sight.num_waiting >= limits.min_arrivals else _Verdict(why=WhyScale.BOOTING, desired=split)
+        return _Verdict(why=WhyScale.COLD_START, desired=_ONE_UNIFIED, wanted=(Role.UNIFIED,))
+    return None
+
+
+# -- awake -------------------------------------------------------------------------------------------------------
+
+
+def _awake(
+    state: ScaleState, sight: ScaleSight, bounds: Bounds, fleet: Fleet, limits: ScaleLimits, now_s: float
+) -> _Verdict:
+    split, floor = sight.split, bounds.floor
+    lacking = _short_of(split, floor)
+    if lacking:
+        return _Verdict(why=WhyScale.FLOOR, desired=_union(split, floor), wanted=lacking, needs=state.needs)
+    most = most_workers(sight, bounds)
+    up, down = _demands(sight, limits)
+    if up is None or down is None:
+        return _quiet(state, sight, bounds, limits, now_s)
+    mixes = Mixes(up, fleet, _bounded(sight.corrections, limits), floor)
+    here = mixes.best(split.total)
+    as_it_is = mixes.in_time(split)
+    waited = state.flip_since_s if as_it_is < limits.goal <= here.in_time else None
+    if waited is not None and now_s - waited >= limits.flip_patience_s:
+        here = Mix(split=split, in_time=as_it_is)  # nobody changed roles: they will not
+    if here.in_time < limits.goal:
+        return _too_few(state, sight, mixes, here, floor, limits, most, now_s)
+    careful = Mixes(down, fleet, _bounded(sight.corrections, limits), floor)
+    need = careful.cheapest(limits.aim, at_most=max(split.total, 1), at_least=max(1, floor.total))
+    verdict = _enough(state, sight, careful, need, bounds, limits, now_s, in_time=here.in_time)
+    if as_it_is < limits.goal:
+        since_s = state.flip_since_s if state.flip_since_s is not None else now_s
+        why = WhyScale.FLIPPING if sight.flipping else WhyScale.FLIP_CHEAPER
+        verdict = msgspec.structs.replace(verdict, why=why, leaves=(), flip_since_s=since_s)
+    return verdict
+
+
+def _too_few(
+    state: ScaleState,
+    sight: ScaleSight,
+    mixes: Mixes,
+    here: Mix,
+    floor: Split,
+    limits: ScaleLimits,
+    most: int,
+    now_s: float,
+) -> _Verdict:
+    """Answer that as many as there are cannot do it in any mix."""
+    split, ticks = sight.split, state.under_ticks + 1
+    target = mixes.cheapest(limits.aim, at_most=max(most, floor.total), at_least=max(floor.total, split.total + 1))
+    why = WhyScale.FORECAST
+    if sight.corrections.backlog_rps > 0.1 * (sight.rate.highest_rps if sight.rate is not None else 0.0):
+        why = WhyScale.BACKLOG
+    elif max(sight.corrections.prefill, sight.corrections.decode) > _PRESSING:
+        why = WhyScale.SLO_PRESSURE
+    verdict = _Verdict(
+        why=why,
+        desired=target.split,
+        needs=_remember(_lately(state.needs, now_s - limits.down_s), target.split.total, now_s),
+        under_ticks=ticks,
+        flip_since_s=state.flip_since_s,
+        in_time=here.in_time,
+    )
+    if split.total >= most:
+        return msgspec.structs.replace(verdict, why=WhyScale.AT_MAX)
+    if ticks < limits.confirm_ticks and here.in_time >= limits.sure_goal:
+        return msgspec.structs.replace(verdict, why=WhyScale.UNCONFIRMED)
+    more = target.split.total - split.total
+    wanted = (_lacking(split, target.split) + (Role.UNIFIED,) * more)[:more]
+    return msgspec.structs.replace(verdict, wanted=wanted, under_ticks=0)
+
+
+def _enough(
+    state: ScaleState,
+    sight: ScaleSight,
+    mixes: Mixes,
+    need: Mix,
+    bounds: Bounds,
+    limits: ScaleLimits,
+    now_s: float,
+    *,
+    in_time: float,
+) -> _Verdict:
+    """Answer that there are enough, perhaps too many."""
+    split, floor = sight.split, bounds.floor
+    needs = _remember(_lately(state.needs, now_s - limits.down_s), need.split.total, now_s)
+    verdict = _Verdict(why=WhyScale.STEADY, desired=need.split, needs=needs, in_time=in_time)
+    booting = any(not m.ready for m in sight.members)
+    surplus = split.total - max(total for _, total in needs)
+    if surplus < 1:
+        return verdict
+    if sight.flipping or booting:
+        return msgspec.structs.replace(verdict, why=WhyScale.FLIPPING if sight.flipping else WhyScale.BOOTING)
+    over = split.total > bounds.max_workers
+    if not over and not _down_is_due(state, limits, now_s):
+        return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
+    leaves = _who_leaves(sight, mixes, floor, limits, at_most=surplus)
+    if not leaves:
+        return msgspec.structs.replace(verdict, why=WhyScale.N_MINUS_1)
+    return msgspec.structs.replace(verdict, why=WhyScale.OVER_MAX if over else WhyScale.OVERSIZED, leaves=leaves)
+
+
+def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLimits, now_s: float) -> _Verdict:
+    """Answer for a pool with too little traffic to say more than that the floors are enough."""
+    split, floor = sight.split, bounds.floor
+    needs = _remember(_lately(state.needs, now_s - limits.down_s), max(1, floor.total), now_s)
+    verdict = _Verdict(why=WhyScale.NO_DATA, desired=floor if serves(floor) else _ONE_UNIFIED, needs=needs)
+    if split.total <= max(total for _, total in needs) or sight.flipping:
+        return verdict
+    if not _down_is_due(state, limits, now_s) or any(not m.ready for m in sight.members):
+        return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
+    for member in _by_cost(sight.members):
+        left = _without(split, member.role)
+        if not _short_of(left, floor):
+            return msgspec.structs.replace(verdict, why=WhyScale.OVERSIZED, leaves=(member,))
+    return verdict
+
+
+def _down_is_due(state: ScaleState, limits: ScaleLimits, now_s: float) -> bool:
+    up_long_ago = state.last_up_s is None or now_s - state.last_up_s >= limits.down_s
+    return up_long_ago and (state.last_down_s is None or now_s - state.last_down_s >= limits.down_gap_s)
+
+
+def _who_leaves(
+    sight: ScaleSight, mixes: Mixes, floor: Split, limits: ScaleLimits, *, at_most: int
+) -> tuple[Member, ...]:
+    """Return whom to stop: one after the other, as long as those who remain reach the aim."""
+    split = sight.split
+    leaves: list[Member] = []
+    candidates = _by_cost(sight.members)
+    most = min(at_most, max(1, int(limits.down_share * split.total)))
+    while len(leaves) < most:
+        best: tuple[float, Member] | None = None
+        for role in _ORDER:
+            member = next((m for m in candidates if m.role is role and m not in leaves), None)
+            left = _without(split, role)
+            if member is None or _short_of(left, floor):
+                continue
+            in_time = mixes.in_time(left)
+            # The ratio controller may still better what is left, but it must not have to save it.
+            good = in_time >= limits.goal and mixes.best(left.total).in_time >= limits.aim
+            if good and (best is None or in_time > best[0]):
+                best = in_time, member
+        if best is None:
+            break
+        leaves.append(best[1])
+        split = _without(split, best[1].role)
+    return tuple(leaves)
+
+
+def _by_cost(members: Sequence[Member]) -> Sequence[Member]:
+    """Return who may be stopped, those first whose going costs least."""
+    ours = [m for m in members if m.ours and m.ready and not m.reclaimed]
+    zones = Counter(m.zone for m in ours)  # the smaller zone first: pairs stay together
+    return sorted(ours, key=lambda m: (round(m.drain_s), zones[m.zone], not m.spot, m.worker_id))
+
+
+# -- demand ------------------------------------------------------------------------------------------------------
+
+
+def _demands(sight: ScaleSight, limits: ScaleLimits) -> tuple[Demand | None, Demand | None]:
+    """Return what must be served, and what might have to be before fewer are thought enough; None = unknown."""
+    demand, rate = sight.demand, sight.rate
+    if demand is None or rate is None or demand.rate_rps <= 0 or not demand.prefill_ms_quantiles:
+        return None, None
+    if rate.now_rps * rate.span_s < limits.min_arrivals and sight.num_waiting < limits.min_arrivals:
+        return None, None
+    return _at_rate(demand, rate.highest_rps), _at_rate(demand, rate.highest_rps + limits.doubt * rate.error_rps)
+
+
+def _at_rate(demand: Demand, rate_rps: float) -> Demand:
+    """Return the same requests at another rate. The seconds that were seen say nothing of it."""
+    return msgspec.structs.replace(demand, rate_rps=rate_rps, course=())
+
+
+def _bounded(corrections: Corrections, limits: ScaleLimits) -> Corrections:
+    low, high = limits.pressure_bounds
+    return msgspec.structs.replace(
+        corrections,
+        prefill=min(max(corrections.prefill, low), high),
+        decode=min(max(corrections.decode, low), high),
+    )
+
+
+def most_workers(sight: ScaleSight, bounds: Bounds) -> int:
+    """Return how many workers bounds and budget allow; what is there already counts at its price."""
+    most = bounds.max_workers
+    ground = sight.ground
+    if bounds.budget_per_hour is not None and ground.per_hour > 0:
+        most = min(most, sight.split.total + max(0, _left_of_budget(sight, bounds)) // ground.per_hour)
+    return most
+
+
+def _left_of_budget(sight: ScaleSight, bounds: Bounds) -> int:
+    assert bounds.budget_per_hour is not None
+    spot = sight.ground.spot_per_hour
+    spent = sum(
+        spot if m.spot and spot is not None else sight.ground.per_hour for m in sight.members if not m.reclaimed
+    )
+    return bounds.budget_per_hour - spent
+
+
+# -- starting ----------------------------------------------------------------------------------------------------
+
+
+def _starts(
+    wanted: Sequence[Role], why: WhyScale, sight: ScaleSight, bounds: Bounds
+) -> tuple[list[Step], WhyScale | None]:
+    """Return the starts that bounds, budget and room leave, and what cut them short."""
+    ground = sight.ground
+    free, free_spot = dict(ground.free), dict(ground.free_spot)
+    there = [m for m in sight.members if not m.reclaimed]
+    total, num_spot = len(there), sum(m.spot for m in there)
+    left = _left_of_budget(sight, bounds) if bounds.budget_per_hour is not None else None
+    placed: dict[str, Counter[Role]] = {}
+    for member in there:
+        placed.setdefault(member.zone, Counter())[member.role] += 1
+    starts: list[Step] = []
+    for role in wanted:
+        if total >= bounds.max_workers:
+            return starts, WhyScale.AT_MAX
+        above = max(0, total + 1 - max(1, bounds.floor.total))
+        spot = ground.spot_per_hour is not None and num_spot + 1 <= bounds.spot_share * above
+        spot = spot and any(free_spot.values())
+        price = ground.spot_per_hour if spot and ground.spot_per_hour is not None else ground.per_hour
+        if left is not None and price > left:
+            return starts, WhyScale.BUDGET
+        zone = _zone_for(role, free_spot if spot else free, placed)
+        if zone is None:
+            return starts, WhyScale.NO_ROOM
+        (free_spot if spot else free)[zone] -= 1
+        placed.setdefault(zone, Counter())[role] += 1
+        total, num_spot = total + 1, num_spot + spot
+        left = left - price if left is not None else None
+        starts.append(Start(role=role, zone=zone, spot=spot, why=why))
+    return starts, None
+
+
+_OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+
+
+def _zone_for(role: Role, free: dict[str, int], placed: dict[str, Counter[Role]]) -> str | None:
+    """Return the zone for one more worker of a role: beside its other half, else where most room is."""
+    with_room = [zone for zone, number in free.items() if number > 0]
+    if not with_room:
+        return None
+    other = _OTHER.get(role)
+
+    def lonely(zone: str) -> int:
+        """Return how many of the other side there are beyond this one."""
+        there = placed.get(zone, Counter())
+        return there[other] - there[role] if other is not None else 0
+
+    def company(zone: str) -> int:
+        return placed.get(zone, Counter())[other] if other is not None else 0
+
+    return max(with_room, key=lambda zone: (lonely(zone), company(zone) > 0, free[zone], zone))
+
+
+# -- counting ----------------------------------------------------------------------------------------------------
+
+
+def _lacking(split: Split, floor: Split) -> tuple[Role, ...]:
+    """Return the roles that a split lacks to reach another, the ones lacking most first."""
+    gaps = {role: getattr(floor, role) - getattr(split, role) for role in _ORDER}
+    found: list[Role] = []
+    while (role := max(gaps, key=lambda r: gaps[r])) and gaps[role] > 0:
+        found.append(role)
+        gaps[role] -= 1
+    return tuple(found)
+
+
+def _union(one: Split, other: Split) -> Split:
+    return Split(
+        prefill=max(one.prefill, other.prefill),
+        decode=max(one.decode, other.decode),
+        unified=max(one.unified, other.unified),
+    )
+
+
+def _without(split: Split, role: Role) -> Split:
+    return msgspec.structs.replace(split, **{role.value: getattr(split, role) - 1})
+
+
+def _remember(needs: tuple[tuple[float, int], ...], total: int, now_s: float) -> tuple[tuple[float, int], ...]:
+    """Return the needs with one more; those before it that were no larger say nothing any more."""
+    kept = [need for need in needs if need[1] > total]
+    return (*kept, (now_s, total))
+
+
+def _lately(needs: tuple[tuple[float, int], ...], since_s: float) -> tuple[tuple[float, int], ...]:
+    return tuple(need for need in needs if need[0] >= since_s)
