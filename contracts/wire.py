@@ -91,6 +91,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     session: str = ""  # affinity key
     local: bool = False  # the small model of a route, instead of the one that was asked for
     warm_replica: int = 0  # k >= 1: only the prompt is wanted, on the k-th worker of those that hold most of it
+    unreachable: tuple[str, ...] = ()  # workers that the gateway cannot hear, so their tokens would reach nobody
 
 
 class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
@@ -105,6 +106,7 @@ class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
     delivered: tuple[bytes, ...]  # packed ids per sample; empty = nothing of any sample
     delivered_chars: tuple[int, ...] = ()  # code points of each sample: text, reasoning, names and arguments of calls
     done: tuple[int, ...] = ()  # samples whose answer is whole
+    unreachable: tuple[str, ...] = ()  # workers of the lost attempt that the gateway cannot hear
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -105,6 +105,8 @@ class Outward:
     def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement, *, purse: Purse, lengths: Lengths) -> None:
         self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
         self.silent_s: Callable[[str], float] = fleet.silent_s
+        self.reachable: Callable[[str], bool] = fleet.reachable
+        self.doubt: Callable[[str], None] = fleet.doubt
         self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
         self.ask_for_money: Callable[[Spender], None] = purse.ask
         self.found_cached: Callable[[str, str, int], None] = purse.found_cached
@@ -142,7 +144,14 @@ class Gateway:
         self.tracer = Tracer("gateway", gateway_id, endpoint=settings.otlp_endpoint)
         self.workshop = PromptWorkshop(threads=settings.tokenizer_threads)
         self.prices = Prices(self.engine)
-        self.fleet = Fleet(self.redis, catalog, self.table, gateway_id=gateway_id, period_s=settings.discovery_s)
+        self.fleet = Fleet(
+            self.redis,
+            catalog,
+            self.table,
+            gateway_id=gateway_id,
+            period_s=settings.discovery_s,
+            link_check_s=settings.link_check_s,
+        )
         self.models = Models(catalog, settings.models_dir, prices=self.prices, fleet=self.fleet, workshop=self.workshop)
         self.holds = Holds()
         self.auth = Authenticator(

@@ -5,7 +5,10 @@
    skipped, so nothing is written twice.
 3. Acknowledge within 10 ms when a batch held an end (that makes it billable), otherwise every few
    batches, before the worker's ring is full.
-4. When the stream breaks, connect again. Slots stay, since the worker's ring bridges the gap; they are
+4. A link that is doubted, because nothing comes from it, asks the worker's health service over the same connection.
+   Any answer will do; without one the connection is given up. TCP alone notices a link that drops everything only
+   when something is sent, and HTTP/2's own pings are answered by a process that is frozen.
+5. When the stream breaks, connect again. Slots stay, since the worker's ring bridges the gap; they are
    lost when the worker says so, when it comes back with another epoch, or when the fleet gives it up.
 """
 
@@ -16,6 +19,7 @@ from typing import Any, Final
 
 import grpc.aio
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.identity import rid_from_bytes
 from contracts.parsing import detail_from_pb
@@ -34,10 +38,14 @@ ACK_EVERY: Final = 32
 ACK_WITHIN_S: Final = 0.01
 """How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens."""
 
+LINK_CHECK_S: Final = 1.0
+"""How long a doubted worker may take to answer anything."""
+
 _CONNECT_S: Final = 5.0
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LAST_S: Final = 0.5
 _MAX_ABORTS: Final = 10_000
+_NO_ANSWER: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     # A link that is cut is found in two seconds while anything is sent, in seven otherwise.
@@ -50,12 +58,15 @@ _OPTIONS: Final = (
 class WorkerLink:
     """Our end of the Attach stream of one worker. `run` until cancelled."""
 
-    def __init__(self, ref: WorkerRef, *, gateway_id: str, table: LiveTable) -> None:
+    def __init__(self, ref: WorkerRef, *, gateway_id: str, table: LiveTable, check_s: float = LINK_CHECK_S) -> None:
         self.worker_id = ref.worker_id
         self.address = ref.address
         self.attached = False
         self._now_s = asyncio.get_running_loop().time
-        self.detached_s = self._heard_s = self._now_s()
+        self._detached_s = self._heard_s = self._now_s()
+        self._check_s = check_s
+        self._doubted = asyncio.Event()
+        self._unheard = False  # this connection was given up since nothing came back over it
         self._epoch = ref.epoch
         self._gateway_id = gateway_id
         self._table = table
@@ -92,6 +103,15 @@ class WorkerLink:
             if self._connection is not None:
                 self._connection.cancel()
 
+    @property
+    def detached_for_s(self) -> float:
+        """Seconds since the stream stood last; 0 while it stands."""
+        return 0.0 if self.attached else self._now_s() - self._detached_s
+
+    def doubt(self) -> None:
+        """Check that the link still carries anything, if it is thought to stand."""
+        self._doubted.set()
+
     def lose(self, cause: str) -> None:
         """Give up everything that runs on the worker."""
         slots, self._slots = self._slots, {}
@@ -101,12 +121,15 @@ class WorkerLink:
     async def run(self) -> None:
         """Keep the stream up."""
         retry_s = _RETRY_FIRST_S
-        loop = asyncio.get_running_loop()
         while True:
+            self._unheard = False
             try:
                 async with asyncio.TaskGroup() as tasks:
                     self._connection = tasks.create_task(self._connect())
-                reason = "another life" if self._connection.cancelled() else self._connection.result()
+                if self._unheard:
+                    reason = f"no answer in {self._check_s:g} s"
+                else:
+                    reason = "another life" if self._connection.cancelled() else self._connection.result()
             except Exception:
                 # A batch that we cannot digest is skipped by its number; its requests must not wait for the rest.
                 log.exception("attach_failed", worker_id=self.worker_id)
@@ -115,7 +138,7 @@ class WorkerLink:
             if self.attached:
                 log.info("worker_detached", worker_id=self.worker_id, reason=reason)
                 self.attached = False
-                self.detached_s = loop.time()
+                self._detached_s = self._now_s() - (self._check_s if self._unheard else 0.0)
                 retry_s = _RETRY_FIRST_S
             await asyncio.sleep(retry_s)
             retry_s = min(_RETRY_LAST_S, retry_s * 2)
@@ -142,9 +165,10 @@ class WorkerLink:
         self.attached = True
         log.info("worker_attached", worker_id=self.worker_id, address=self.address, last_seq=self._seq)
         async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(self._write(call))
+            beside = tasks.create_task(self._write(call)), tasks.create_task(self._check(channel))
             reason = await self._read(call)
-            writing.cancel()
+            for task in beside:
+                task.cancel()
         return reason
 
     async def _read(self, call: Any) -> str:
@@ -169,6 +193,24 @@ class WorkerLink:
                     await call.write(pb.AttachCommand(ack=pb.Ack(seq=self._acked)))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader sees why
+
+    async def _check(self, channel: grpc.aio.Channel) -> None:
+        """Whenever it is doubted, find out whether the connection is one; if not, end it."""
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        connection = self._connection
+        self._doubted.clear()
+        while True:
+            await self._doubted.wait()
+            seq = self._seq
+            try:
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=self._check_s)
+            except grpc.aio.AioRpcError as error:
+                silent = error.code() in _NO_ANSWER and self._seq == seq
+                if silent and connection is not None:
+                    self._unheard = True
+                    connection.cancel()
+                    return
+            self._doubted.clear()
 
     def _take(self, batch: pb.StepBatch) -> None:
         """Route one batch. The hot path: no awaiting, as little Python per token as possible."""

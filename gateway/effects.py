@@ -19,6 +19,14 @@ class Effects(Protocol):
         """Return for how long a worker's token stream has sent nothing, seconds; infinite when there is none."""
         ...
 
+    def reachable(self, worker_id: str) -> bool:
+        """Return whether the token stream of a worker stands, or may soon stand again."""
+        ...
+
+    def doubt(self, worker_id: str) -> None:
+        """Have the link to a worker show that it still carries anything."""
+        ...
+
     def tell_scheduler(self, pool: str, entry: InboxEntry) -> None:
         """Write an entry to a pool's inbox."""
         ...

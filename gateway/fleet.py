@@ -1,7 +1,8 @@
 """The workers this gateway knows: their leases, polled, and one Attach stream to each.
 
 A worker becomes known by its lease in Redis, or earlier by a `Placed` notice that names it. It is given
-up when it cannot be reached and its lease is gone, or after `LOST_AFTER_S` whatever its lease says.
+up when it cannot be reached and its lease is gone, or after `LOST_AFTER_S` whatever its lease says. One that is out of
+reach for `UNREACHABLE_S` gets nothing new from here: each submit names it to the scheduler.
 """
 
 import asyncio
@@ -21,12 +22,13 @@ from contracts.lifecycle import HandOff, Role, WorkerState
 from contracts.series import read_series
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration, WorkerRef
-from gateway.attach import WorkerLink
+from gateway.attach import LINK_CHECK_S, WorkerLink
 from gateway.table import LiveTable
 
 log = structlog.get_logger()
 
-LOST_AFTER_S: Final = 6.0
+LOST_AFTER_S: Final = 3.0
+UNREACHABLE_S: Final = 1.0
 _MEMORY_SAMPLES: Final = 5
 _LOOK_TIMEOUT_S: Final = 2.0
 _RUNG_HOLDS_MS: Final = 20_000
@@ -47,16 +49,27 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """Polls leases and owns the links. `run` until cancelled."""
 
-    def __init__(self, redis: Redis, catalog: Catalog, table: LiveTable, *, gateway_id: str, period_s: float) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        catalog: Catalog,
+        table: LiveTable,
+        *,
+        gateway_id: str,
+        period_s: float,
+        link_check_s: float = LINK_CHECK_S,
+    ) -> None:
         self._redis = redis
         self._catalog = catalog
         self._table = table
         self._gateway_id = gateway_id
         self._period_s = period_s
+        self._link_check_s = link_check_s
         self._pools: Mapping[str, PoolView] = {pool: PoolView() for pool in catalog.pools}
         self._primaries = {catalog.pool_of(route.primary) for route in catalog.routes.values()}
         self._links: dict[str, WorkerLink] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._out_of_reach: frozenset[str] = frozenset()
         self._tasks: asyncio.TaskGroup | None = None
         self.redis_up = False
 
@@ -94,6 +107,17 @@ class Fleet:
         link = self._links.get(worker_id)
         return link.silent_s if link is not None else math.inf
 
+    def reachable(self, worker_id: str) -> bool:
+        """Return whether the token stream of a worker stands, or may soon stand again."""
+        link = self._links.get(worker_id)
+        return link is not None and link.detached_for_s < UNREACHABLE_S
+
+    def unreachable(self, pool: str) -> tuple[str, ...]:
+        """Return the workers of a pool that have a lease and could not be reached at the last look."""
+        if not self._out_of_reach:
+            return ()
+        return tuple(w.worker_id for w in self.pool(pool).workers if w.worker_id in self._out_of_reach)
+
     @property
     def num_attached(self) -> int:
         """Workers whose token stream stands."""
@@ -107,13 +131,19 @@ class Fleet:
         if link is not None:
             link.abort(attempt, reason)
 
+    def doubt(self, worker_id: str) -> None:
+        """Have the link to a worker show that it still carries anything."""
+        link = self._links.get(worker_id)
+        if link is not None:
+            link.doubt()
+
     def know(self, ref: WorkerRef) -> None:
         """Connect to a worker that a notice named, if it is new."""
         link = self._links.get(ref.worker_id)
         if link is not None:
             link.seen(ref)
         elif self._tasks is not None:
-            link = WorkerLink(ref, gateway_id=self._gateway_id, table=self._table)
+            link = WorkerLink(ref, gateway_id=self._gateway_id, table=self._table, check_s=self._link_check_s)
             self._links[ref.worker_id] = link
             self._running[ref.worker_id] = self._tasks.create_task(link.run())
 
@@ -168,12 +198,12 @@ class Fleet:
 
     def _give_up_lost(self) -> None:
         leased = {worker.worker_id for view in self._pools.values() for worker in view.workers}
-        now_s = asyncio.get_running_loop().time()
+        self._out_of_reach = frozenset(worker_id for worker_id in self._links if not self.reachable(worker_id))
         for worker_id, link in list(self._links.items()):
             if link.attached:
                 continue
-            gone = worker_id not in leased and self.redis_up and now_s - link.detached_s > self._period_s
-            if gone or now_s - link.detached_s > LOST_AFTER_S:
+            gone = worker_id not in leased and self.redis_up and link.detached_for_s > self._period_s
+            if gone or link.detached_for_s > LOST_AFTER_S:
                 link.lose("worker_lost")
             if gone:
                 log.info("worker_gone", worker_id=worker_id)

@@ -40,7 +40,7 @@ from gateway.delivered import Delivered
 from gateway.effects import Effects
 from gateway.gaps import Gaps
 from gateway.outputs import Nowhere, Output
-from gateway.patience import Patience, Silence
+from gateway.patience import Patience, Silence, out_of_reach
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
 from gateway.slots import NO_ALLOWANCE, Slot
@@ -244,13 +244,17 @@ class Generation:
     def tick(self, now_s: float, patience: Patience) -> None:
         """Give up an attempt that is silent for too long. Called about once a second."""
         self.output.tick(now_s)
-        if self.ending is None and self.placed is not None and self.placed.attempt == self.attempt:
+        placed = self.placed
+        if self.ending is None and placed is not None and placed.attempt == self.attempt:
             self._silence.look(
                 now_s,
                 patience,
                 attempt=self.attempt,
                 num_tokens=self._num_tokens,
                 prompt_tokens=self.terms.prompt_tokens,
+                begun=self.accepted,
+                worker_id=placed.decode.worker_id,
+                links=self._effects,
                 give_up=self._stalled,
             )
 
@@ -342,6 +346,7 @@ class Generation:
             delivered=tuple(bytes(d.ids) for d in self._delivered) if self._num_tokens else (),
             delivered_chars=tuple(d.num_chars for d in self._delivered) if self._num_tokens else (),
             done=tuple(sorted(self._done)),
+            unreachable=out_of_reach(self.placed, lost_attempt, self._effects),
         )
         self._effects.tell_scheduler(self.terms.pool, entry)
 

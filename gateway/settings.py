@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     first_token_s: PositiveSeconds = 60.0  # of an attempt that is placed, and is not the last
     first_token_s_per_1000: PositiveSeconds = 20.0  # more for each 1,000 prompt tokens
     between_tokens_s: PositiveSeconds = 60.0
+    link_check_s: PositiveSeconds = 1.0  # in which a worker must answer when no tokens come from it
     log_level: str = "INFO"
     log_json: bool = True
     shutdown_grace_s: PositiveSeconds = 1.0  # running streams may still end by themselves

@@ -408,6 +408,7 @@ class Starter:
             parsing=work.parsing,
             local=work.model.local,
             warm_replica=number + 1 if work.prompt_only else 0,
+            unreachable=self._fleet.unreachable(terms.pool),
         )
 
 

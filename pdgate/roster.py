@@ -80,8 +80,10 @@ class Roster:
     def services(self) -> Sequence[ChildSpec]:
         """Return scheduler, billing and gateway, in the order to start them."""
         timers: dict[str, str] = {}
+        check: dict[str, str] = {}
         if self._options.engine is EngineKind.SGLANG:  # two cores shared with the engine: be patient
             timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
+            check = {"LINK_CHECK_S": "5"}
         return [
             self._python(
                 "scheduler",
@@ -112,6 +114,7 @@ class Roster:
                     "JOURNAL_DIR": str(self._layout.journal("gateway")),
                     "BILLING_ADMIN_TOKEN": self._admin_token,
                     "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
+                    **check,
                 },
             ),
         ]

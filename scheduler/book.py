@@ -134,7 +134,7 @@ class Request:
         self.decode_ref: WorkerRef | None = None
         self.prefill_ref: WorkerRef | None = None
         self.rooms: tuple[int, ...] = ()
-        self.excluded: set[str] = set()
+        self.excluded = set(submit.unreachable)
         self.delivered: tuple[bytes, ...] | None = ()  # per sample, by lost attempts; None = only the gateway knows
         self.delivered_chars: tuple[int, ...] = ()
         self.done: frozenset[int] = frozenset()  # samples that lost attempts finished

@@ -7,7 +7,7 @@ minute, since the loss of one worker must be survivable in a pool that has only 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -139,11 +139,13 @@ class Retries:
         request.delivered = message.delivered
         request.delivered_chars = message.delivered_chars
         request.done = frozenset(message.done)
+        request.excluded.update(message.unreachable)
         if request.state is RequestState.QUEUED:
             return  # it waits for workers, or for a take-over's decision, and goes on from there
-        self._run_again(request, "continued" if has_tokens else "restarted_by_gateway")
+        cause = "unreachable" if message.unreachable else "restarted_by_gateway"
+        self._run_again(request, "continued" if has_tokens else cause, out_of_reach=message.unreachable)
 
-    def _run_again(self, request: Request, cause: str) -> None:
+    def _run_again(self, request: Request, cause: str, *, out_of_reach: Sequence[str]) -> None:
         if request.yielding:  # it was in the way of others: no fault, and no worker's
             self._verdicts.retry(request, "yielded", announce=False)
             return
@@ -152,7 +154,7 @@ class Retries:
             self._refuse(request, text, "retry_budget")
             return
         silent = Phase.PREFILL if request.state is RequestState.PREFILLING else Phase.DECODE
-        lost = [part.worker.worker_id for part in request.side(silent, Phase.UNIFIED)]
+        lost = out_of_reach or [part.worker.worker_id for part in request.side(silent, Phase.UNIFIED)]
         if request.state is RequestState.FINISHED:
             request.reopen()
         self._verdicts.retry(request, cause, exclude=lost, announce=False)

@@ -117,7 +117,12 @@ def _start(
     }
     with (folder / f"{role}.log").open("wb") as log:
         return subprocess.Popen(
-            [python, "-m", "workers"], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+            [python, "-m", "workers"],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # as the supervisor starts it; and Linux shares the CPU among sessions
         )
 
 

@@ -113,8 +113,9 @@ class Stack:
 
     # -- what to start -------------------------------------------------------------------------------------
 
-    def add_gateway(self, name: str = "gateway", *, port: int | None = None) -> None:
-        """Add a gateway process."""
+    def add_gateway(self, name: str = "gateway", *, port: int | None = None, cpu_profile: bool = False) -> None:
+        """Add a gateway process; the CPU profile waits longer before it gives a worker's link up."""
+        timers = {"GATEWAY_LINK_CHECK_S": "5"} if cpu_profile else {}
         self._add(
             name,
             [sys.executable, "-m", "gateway"],
@@ -125,6 +126,7 @@ class Stack:
                 "GATEWAY_CATALOG": str(self.catalog_file),
                 "GATEWAY_MODELS_DIR": str(self.models_dir),
                 "GATEWAY_JOURNAL_DIR": str(self.folder / f"journal-{name}"),
+                **timers,
             },
         )
 

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -316,10 +317,19 @@ def _observe_load(telemetry: Telemetry, server: WorkerServer, settings: Settings
     observe("pdgate_worker_progress_age_seconds", lambda: [(server.condition.progress_age_s, labels)])
 
 
+def _bury_former_children() -> None:
+    """Collect what an earlier life of this process started, killed and left as zombies when it began this one."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def main() -> None:
     """Read settings, build the engine before the loop starts, and run."""
     started_unix_ms = int(time.time() * 1000)
-    settings = from_env(Settings, "WORKER_", os.environ)
+    inherited = dict(os.environ)  # before the engine adds its own, which name files of this life
+    _bury_former_children()
+    settings = from_env(Settings, "WORKER_", inherited)
     configure_logging("worker", level=settings.log_level, json=settings.log_json)
     structlog.contextvars.bind_contextvars(worker_id=settings.id)
     try:
@@ -338,7 +348,7 @@ def main() -> None:
     sys.stderr.flush()
     if ending.role is not None:
         # The same process, so that its supervisor sees no death: it is asked for, not a fault.
-        variables = {**os.environ, "WORKER_ROLE": ending.role.value}
+        variables = {**inherited, "WORKER_ROLE": ending.role.value}
         os.execve(sys.executable, [sys.executable, "-m", "workers"], variables)  # noqa: S606
     if settings.engine == "sglang":
         os._exit(ending.status)  # all is flushed and closed, and torch and Mooncake would take seconds to unload

@@ -52,7 +52,7 @@ async def real_stack(engines: Engines, stack_folder, database_url: str) -> Async
         models_dir=engines.models_dir,
     )
     await stack.seed()
-    stack.add_gateway()
+    stack.add_gateway(cpu_profile=True)
     stack.add_scheduler(cpu_profile=True)
     stack.add_billing()
     stack.start()

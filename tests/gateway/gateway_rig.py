@@ -18,6 +18,7 @@ import httpx
 import msgspec
 from granian.constants import Interfaces
 from granian.server.embed import Server
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -93,6 +94,17 @@ async def eventually(check: Callable[[], Any], timeout_s: float = 10.0) -> Any:
             await asyncio.sleep(0.01)
 
 
+class PeerHealth(health_pb2_grpc.HealthServicer):
+    """Counts how often a peer worker was asked for its health."""
+
+    def __init__(self, worker: "PeerWorker") -> None:
+        self._worker = worker
+
+    async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:  # noqa: N802 - the proto's name
+        self._worker.num_checks += 1
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
 class PeerWorker(worker_pb2_grpc.WorkerServicer):
     """A worker whose batches the test writes."""
 
@@ -104,6 +116,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
         self.hellos: list[pb.AttachHello] = []
         self.aborts: list[pb.Abort] = []
         self.acked = 0
+        self.num_checks = 0
         self._sent: list[pb.StepBatch] = []
         self._handles = itertools.count(1)
         self._news = asyncio.Condition()
@@ -112,6 +125,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(PeerHealth(self), self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
         await self._server.start()

@@ -14,9 +14,24 @@ from gateway.patience import MAX_ATTEMPTS, Patience, Silence
 PATIENCE = Patience(first_token_s=10, first_token_s_per_1000=5, between_tokens_s=3)
 
 
-def given_up_after(looks, *, prompt_tokens=2000):
+class Ways:
+    """Links of which a test says whether they stand."""
+
+    def __init__(self, *, up=True):
+        self.up = up
+        self.doubts = 0
+
+    def reachable(self, worker_id):
+        return self.up
+
+    def doubt(self, worker_id):
+        self.doubts += 1
+
+
+def given_up_after(looks, *, prompt_tokens=2000, links=None):
     """Return the causes with their time. `looks` are (time, attempt, tokens)."""
     silence, causes = Silence(), []
+    links = links or Ways()
     for now_s, attempt, num_tokens in looks:
         silence.look(
             now_s,
@@ -24,6 +39,9 @@ def given_up_after(looks, *, prompt_tokens=2000):
             attempt=attempt,
             num_tokens=num_tokens,
             prompt_tokens=prompt_tokens,
+            begun=num_tokens > 0,
+            worker_id="decode-0",
+            links=links,
             give_up=lambda cause, now_s=now_s: causes.append((now_s, cause)),
         )
     return causes
@@ -42,6 +60,29 @@ def given_up_after(looks, *, prompt_tokens=2000):
 )
 def test_an_attempt_may_be_silent_for_so_long(looks, causes):
     assert given_up_after(looks) == causes
+
+
+@pytest.mark.parametrize(
+    ("looks", "causes"),
+    [
+        ([(t, 1, 0) for t in range(9)], [(0, "unreachable")]),  # at once, and once
+        ([(0, 1, 0), (1, 2, 0), (2, 2, 0)], [(0, "unreachable"), (1, "unreachable")]),
+        ([(t, MAX_ATTEMPTS, 0) for t in range(9)], []),
+        ([(t, 1, t) for t in range(1, 9)], []),  # tokens have come: the worker's ring may bridge the gap
+    ],
+)
+def test_an_attempt_on_a_worker_out_of_reach_is_given_up_before_its_first_token(looks, causes):
+    assert given_up_after(looks, links=Ways(up=False)) == causes
+
+
+@pytest.mark.parametrize(
+    ("looks", "doubts"),
+    [([(0, 1, 0), (1, 1, 0)], 2), ([(0, 1, 0), (1, 1, 1), (2, 1, 1)], 2), ([(t, 1, t) for t in range(1, 9)], 0)],
+)
+def test_the_link_of_a_silent_worker_is_doubted(looks, doubts):
+    links = Ways()
+    given_up_after(looks, links=links)
+    assert links.doubts == doubts
 
 
 async def test_an_attempt_without_a_first_token_is_given_up_and_another_one_answers(rig: Rig):

@@ -1,6 +1,7 @@
 """The real pair changes places and back: equal text each time, the times printed."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -32,11 +33,13 @@ class Side:
         self.worker, self.leader = worker, leader
         self.epoch = worker.epoch
         self.bootstrap = worker.bootstrap
+        self.control_ms = 0.0
 
     async def become(self, role: Role) -> pb.RoleResult:
-        seen = len(self.leader.of("role_result"))
+        seen, asked_s = len(self.leader.of("role_result")), time.monotonic()
         await self.leader.send(set_role=pb.SetRole(role=ROLE_TO_PB[role], leader_epoch=EPOCH))
         result = await self.leader.next_of("role_result", lambda r: self.leader.of("role_result").index(r) >= seen)
+        self.control_ms = (time.monotonic() - asked_s) * 1000  # from the command to its answer, as the leader sees it
         self.epoch = self.worker.epoch = result.worker_epoch
         return result
 
@@ -96,7 +99,14 @@ async def test_the_real_pair_changes_places_and_back_and_says_the_same(engines):
         for turn in range(2):
             to_a, to_b = (Role.DECODE, Role.PREFILL) if turn % 2 == 0 else (Role.PREFILL, Role.DECODE)
             results = await a.become(to_a), await b.become(to_b)
-            log.info("real_switch", switch_ms=[round(r.switch_ms) for r in results])
+            log.info(
+                "real_switch",
+                drain_ms=[round(r.drain_ms) for r in results],
+                control_ms=[
+                    round(side.control_ms - r.drain_ms - r.switch_ms) for side, r in zip(sides, results, strict=True)
+                ],
+                switch_ms=[round(r.switch_ms) for r in results],
+            )
             assert [r.ok for r in results] == [True, True], [r.message for r in results]
             prefill, decode = (b, a) if to_a is Role.DECODE else (a, b)
             prefill.bootstrap = await bootstrap_of(engines, prefill)
@@ -124,20 +134,22 @@ async def lease_of(
                 lease = msgspec.msgpack.decode(raw, type=Registration) if raw else None
                 if lease is not None and lease.role is role and lease.state is WorkerState.READY and wanted(lease):
                     return lease
+                assert worker.process.poll() is None, worker.log.read_text()[-2000:]
                 await asyncio.sleep(0.05)
     finally:
         await redis.aclose()
 
 
 async def restarted(engines: Engines, worker: EngineWorker, role: Role) -> None:
-    """Ask for a role that only another process of the engine can have, and wait for it."""
-    before = worker.epoch
+    """Ask for a role that only another process of the engine can have, wait for it, and say how long it took."""
+    before, asked_s = worker.epoch, time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         leader = Leader(worker.address, epoch=EPOCH)
         await leader.open(tasks)
         await leader.send(set_role=pb.SetRole(role=ROLE_TO_PB[role], leader_epoch=EPOCH))
         lease = await lease_of(engines, worker, role, lambda found: found.epoch > before, within_s=BOOT_S)
         await leader.close()
+    log.info("real_restart", role=role, took_s=round(time.monotonic() - asked_s, 1))
     worker.registration, worker.epoch, worker.address = lease, lease.epoch, lease.address
     worker.bootstrap = (lease.bootstrap_host, lease.bootstrap_port)
 
