@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -11,7 +12,14 @@ from pdgate.screen import duration
 
 
 def greeting(
-    options: Options, layout: Layout, *, model: str, key: str | None, sign_in: str, after_s: float
+    options: Options,
+    layout: Layout,
+    *,
+    model: str,
+    key: str | None,
+    sign_in: str,
+    after_s: float,
+    prometheus: tuple[Path, int],
 ) -> Sequence[str]:
     """Return the lines, the last of them a `curl` that works when pasted.
 
@@ -22,6 +30,7 @@ def greeting(
         key: the demo key in plain text, None without the demo.
         sign_in: token of the operator's one-time link.
         after_s: seconds since the start.
+        prometheus: its configuration for this stack, and how many processes it scrapes.
     """
     counts = ", ".join(
         f"{count} {role}"
@@ -43,6 +52,7 @@ def greeting(
         f"Key: {key or 'none yet; make one with `pdgate orgs create` and `pdgate keys create`'}",
         f"Portal: {options.url}/portal/invite/{sign_in}",
         "  signs the operator in, once and within a day; `pdgate orgs invite` makes another link.",
+        f"Metrics of {prometheus[1]} processes, with alerts: prometheus --config.file={prometheus[0]}",
         "",
         f"curl {options.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"  -H 'Authorization: Bearer {key or '$PDGATE_ADMIN_KEY'}' \\",

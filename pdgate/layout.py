@@ -42,6 +42,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.data / "decisions"
 
     @property
+    def prometheus(self) -> Path:
+        """What Prometheus is started with to scrape this stack."""
+        return self.data / "prometheus"
+
+    @property
     def demo_week(self) -> Path:
         """Whether a week of demo traffic is to be played, and which."""
         return self.data / "demo-week.json"

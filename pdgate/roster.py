@@ -13,6 +13,7 @@ from pdgate.children import ChildSpec
 from pdgate.engine import engine_python
 from pdgate.layout import Layout
 from pdgate.mooncake import master_command
+from pdgate.scraping import Scraping
 from pdgate.supervisor import STAGE_BEHIND, STAGE_GATEWAY
 
 
@@ -61,8 +62,10 @@ class Roster:
         inherited: Mapping[str, str],
         admin_token: str = "",
         store_ports: tuple[int, int] = (0, 0),
+        scraping: Scraping,
     ) -> None:
         """`store_ports`: of Mooncake's master, for calls and for metrics; used by pools that store there."""
+        self._scraping = scraping
         self._options = options
         self._layout = layout
         self._catalog_file = str(catalog_file)
@@ -81,6 +84,7 @@ class Roster:
         """Return scheduler, billing and gateway, in the order to start them."""
         timers: dict[str, str] = {}
         check: dict[str, str] = {}
+        self._scraping.found("gateway", "pdgate-gateway", f"{self._options.host}:{self._options.port}")
         if self._options.engine is EngineKind.SGLANG:  # two cores shared with the engine: be patient
             timers = {"SUSPECT_AFTER_S": "1", "DEAD_AFTER_S": "5"}
             check = {"LINK_CHECK_S": "5"}
@@ -91,6 +95,7 @@ class Roster:
                 {
                     "REDIS_URL": self._redis_url,
                     "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
+                    **self._metrics("scheduler"),
                     **timers,
                 },
             ),
@@ -101,6 +106,7 @@ class Roster:
                     "REDIS_URL": self._redis_url,
                     "DATABASE_URL": self._database_url,
                     "ADMIN_TOKEN": self._admin_token,
+                    **self._metrics("billing"),
                 },
             ),
             self._python(
@@ -118,6 +124,15 @@ class Roster:
                 },
             ),
         ]
+
+    def _metrics(self, package: str) -> Mapping[str, str]:
+        """Return where a service serves its metrics: as the environment says, else on a port of its own."""
+        job, given = f"pdgate-{package}", self._inherited.get(f"{package.upper()}_METRICS_LISTEN")
+        if given is not None:
+            if given:
+                self._scraping.found(package, job, given)
+            return {"METRICS_LISTEN": given}
+        return {"METRICS_LISTEN": self._scraping.listen(package, job)}
 
     def _python(self, package: str, stage: int, settings: Mapping[str, str]) -> ChildSpec:
         prefix = f"{package.upper()}_"
@@ -162,6 +177,7 @@ class Roster:
                     "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),
                     **self._hand_off(model),
                     "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
+                    "WORKER_METRICS_LISTEN": self._scraping.listen(name, "pdgate-worker"),
                 }
                 env = {**self._inherited, **extra_env, **settings}
                 specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_BEHIND))

@@ -39,6 +39,7 @@ from pdgate.models import ensure_model, timed_models
 from pdgate.mooncake import free_ports
 from pdgate.preflight import CannotStart
 from pdgate.roster import EngineKind, Options, Roster
+from pdgate.scraping import Scraping
 from pdgate.screen import Progress, Screen, duration
 from pdgate.servers import Servers
 from pdgate.services import ServiceError
@@ -173,6 +174,7 @@ class _Stack:
         )
         admin_token = known.get("PDGATE_ADMIN_TOKEN") or secrets.token_urlsafe(32)
         self._write_env(servers, keys, {**known, "PDGATE_ADMIN_TOKEN": admin_token})
+        scraping = Scraping(self._layout.prometheus)
         roster = Roster(
             self._options,
             self._layout,
@@ -182,6 +184,7 @@ class _Stack:
             inherited=_inherited(),
             admin_token=admin_token,
             store_ports=free_ports(),
+            scraping=scraping,
         )
         tokenizers = {model.tokenizer for model in self._catalog.models.values()}
         if self._options.engine is EngineKind.TIMED:
@@ -196,6 +199,7 @@ class _Stack:
             folders, extra_env = preparing.result()
             for spec in roster.workers(self._catalog, folders, extra_env):
                 supervisor.keep(spec)
+            scraping.write(checkout() / "observability" / "rules")
             await self._until_ready(gateway)
         if self._stop.is_set():
             return
@@ -206,6 +210,7 @@ class _Stack:
             key=keys.demo,
             sign_in=keys.sign_in,
             after_s=time.monotonic() - self._started,
+            prometheus=(scraping.config, scraping.num_targets),
         )
         for line in lines:
             self._screen.say(line)

@@ -1,6 +1,7 @@
 """The stack's files: variables, models, catalogue, what the screen says."""
 
 import asyncio
+import json
 import os
 import socket
 import stat
@@ -17,6 +18,7 @@ from pdgate.layout import layout_of
 from pdgate.models import ensure_model, timed_models
 from pdgate.preflight import GB, CannotStart, check_disk, check_port
 from pdgate.roster import EngineKind, Options
+from pdgate.scraping import Scraping
 from pdgate.screen import Progress
 from tests.processes import until
 
@@ -115,8 +117,12 @@ def test_progress_shows_step_megabytes_and_time_left():
 
 def test_the_greeting_ends_with_a_curl_and_marks_simulated_text(tmp_path):
     options = Options(engine=EngineKind.TIMED, port=9999)
-    lines = greeting(options, layout_of(tmp_path, {}), model="tiny", key="pdg_k", sign_in="once", after_s=3.2)
+    lines = greeting(
+        options, layout_of(tmp_path, {}), model="tiny", key="pdg_k", sign_in="once", after_s=3.2,
+        prometheus=(tmp_path / "prometheus.yml", 5),
+    )  # fmt: skip
     text = "\n".join(lines)
+    assert f"Metrics of 5 processes, with alerts: prometheus --config.file={tmp_path}/prometheus.yml" in text
     assert "http://127.0.0.1:9999/portal/invite/once" in text
     assert "SIMULATED TEXT" in text
     assert "curl http://127.0.0.1:9999/v1/chat/completions" in text
@@ -134,3 +140,25 @@ def test_an_engine_made_by_hand_is_used_and_one_that_was_interrupted_is_not(tmp_
     (engine / ".building").unlink()
     (engine / ".complete").write_text("made from other lists")
     assert not engine_ready(engine)
+
+
+def test_every_process_has_a_metrics_port_of_its_own_and_the_next_start_keeps_it(tmp_path):
+    first = Scraping(tmp_path / "p")
+    ports = {name: first.listen(name, "pdgate-worker") for name in ("a", "b", "c")}
+    first.found("gateway", "pdgate-gateway", "127.0.0.1:8080")
+    first.write(tmp_path / "rules")
+    assert len(set(ports.values())) == 3
+    groups = json.loads(first.targets.read_text())
+    assert {group["labels"]["process"]: group["targets"] for group in groups} == {
+        **{name: [address] for name, address in ports.items()},
+        "gateway": ["127.0.0.1:8080"],
+    }
+    assert str(first.targets) in first.config.read_text()
+    host, _, port = ports["a"].rpartition(":")
+    with socket.socket() as other:
+        other.bind((host, int(port)))
+        other.listen()
+        again = Scraping(tmp_path / "p")
+        kept = {name: again.listen(name, "pdgate-worker") for name in ("a", "b", "c")}
+    assert kept["a"] not in ports.values()
+    assert {name: kept[name] for name in "bc"} == {name: ports[name] for name in "bc"}

@@ -1,6 +1,7 @@
 """`pdgate up` as a user runs it, with the timed engine: start, answer, die, come back, stop."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -120,6 +121,11 @@ def test_a_stack_answers_survives_kill_9_and_finds_its_data_again(up):
     assert answer.json()["usage"]["completion_tokens"] == 8
     assert variables["PDGATE_API_KEY"] in up.screen()
     assert "SIMULATED TEXT" in up.screen()
+
+    groups = json.loads((up.data / "prometheus" / "targets.json").read_text())
+    scraped = {group["labels"]["process"]: httpx.get(f"http://{group['targets'][0]}/metrics").text for group in groups}
+    assert set(scraped) == {"gateway", "scheduler", "billing", "prefill-1", "decode-1"}
+    assert all("process_cpu_seconds_total" in text for text in scraped.values())
 
     rid = answer.json()["id"].removeprefix("chatcmpl-")
     wait_until(lambda: up.knows(rid, variables), up)

@@ -8,6 +8,7 @@ from contracts.catalog import read_catalog
 from contracts.lifecycle import StoreKind
 from pdgate.layout import Layout
 from pdgate.roster import EngineKind, Options, Roster
+from pdgate.scraping import Scraping
 from tests.conftest import CATALOG
 
 
@@ -23,6 +24,7 @@ def specs_of(tmp_path: Path, model_lines: str, engine: EngineKind) -> dict:
         database_url="postgresql:///d",
         inherited={},
         store_ports=(7001, 7002),
+        scraping=Scraping(tmp_path / "prometheus"),
     )
     return {spec.name: spec for spec in roster.workers(read_catalog(file), {"tiny": tmp_path / "tiny"}, {})}
 
