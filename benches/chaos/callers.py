@@ -112,6 +112,12 @@ class Callers:
         """Begin no more calls."""
         self._stopping.set()
 
+    def take_ended(self) -> list[Call]:
+        """Return the calls that have ended since the last look, and forget them."""
+        ended = [call for call in self.calls if call.ended_s]
+        self.calls = [call for call in self.calls if not call.ended_s]
+        return ended
+
     async def run(self) -> None:
         """Begin calls until stopped, and return when all have ended, or are stuck."""
         turn = itertools.cycle(range(len(self._gateways)))

@@ -5,7 +5,7 @@ import msgspec
 from contracts.lifecycle import FinishReason, Phase
 from contracts.wire import counts_from_pb
 from tests.workers.peers import FAST, new_attempt, pair_submits, submit_of, timed_pair, unified_bench
-from workers.engines.faults import DROP_KV, LOSE_HAND_OFF
+from workers.engines.faults import CORRUPT_KV, DROP_KV, LOSE_HAND_OFF
 from workers.engines.timed_text import expected_ids, expected_text, safe_split
 
 PROMPT = list(range(100, 140))
@@ -123,6 +123,13 @@ async def test_a_dropped_payload_gives_a_wrong_text():
         answer = await pair.decode_gateway.answer(await pair.submit(PROMPT), Phase.DECODE)
     assert answer.reason is FinishReason.LENGTH
     assert answer.text != expected_text(PROMPT, 16)
+
+
+async def test_a_damaged_payload_is_refused_before_any_token():
+    async with timed_pair() as pair:
+        pair.prefill.faults.on.add(CORRUPT_KV)
+        decode = await pair.decode_gateway.answer(await pair.submit(PROMPT), Phase.DECODE)
+    assert (decode.reason, decode.ids) == (FinishReason.HAND_OFF, [])
 
 
 async def test_a_hand_off_that_never_arrives_ends_both_sides():

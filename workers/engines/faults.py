@@ -5,10 +5,11 @@ from pathlib import Path
 
 HANG = "hang"  # no step ends
 DROP_KV = "drop_kv"  # the hand-off arrives without its payload
+CORRUPT_KV = "corrupt_kv"  # the hand-off arrives damaged, which the receiver's checksum shows (timed engine)
 LOSE_HAND_OFF = "lose_hand_off"  # the hand-off never arrives
 REFUSE_SWITCH = "refuse_switch"  # a role change is refused, the old role stays
 FAIL_SWITCH = "fail_switch"  # a role change leaves the engine without a role
-KNOWN = frozenset({HANG, DROP_KV, LOSE_HAND_OFF, REFUSE_SWITCH, FAIL_SWITCH})
+KNOWN = frozenset({HANG, DROP_KV, CORRUPT_KV, LOSE_HAND_OFF, REFUSE_SWITCH, FAIL_SWITCH})
 _REREAD_S = 0.05
 
 
@@ -35,3 +36,9 @@ class Faults:
             except FileNotFoundError:
                 self._from_file = frozenset()
         return fault in self._from_file
+
+    def payload(self, kv: bytes) -> bytes:
+        """Return what arrives of a KV cache that is handed over."""
+        if self.has(DROP_KV):
+            return bytes(len(kv))
+        return bytes(byte ^ 0xFF for byte in kv) if self.has(CORRUPT_KV) else kv

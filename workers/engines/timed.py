@@ -378,8 +378,7 @@ class TimedEngine:
 
     def _transferred(self, request: TimedRequest, wire: Wire) -> None:
         if request.open:
-            kv = NO_KV if self._faults.has(DROP_KV) else kv_of(request.job.prompt)
-            wire.send(Frame(Kind.KV, request.job.bootstrap_room, kv))
+            wire.send(Frame(Kind.KV, request.job.bootstrap_room, self._faults.payload(kv_of(request.job.prompt))))
             self._note_transfer(request)
             self._end(request, FinishReason.STOP)
 
@@ -421,6 +420,9 @@ class TimedEngine:
         if frame.kind is Kind.COMPUTED:
             request.transfer_from_s = self._loop.time()
             self._arm(request, "the KV hand-off timed out")
+        elif frame.kind is Kind.KV and frame.kv not in (kv_of(request.job.prompt), NO_KV):
+            # As a transport's checksum finds it. (NO_KV stands for a payload that nothing can tell from a good one.)
+            self._end(request, FinishReason.HAND_OFF, "the KV cache arrived damaged", tell_peer=False)
         elif frame.kind is Kind.KV:
             del self._fetching[frame.room]
             request.disarm()
