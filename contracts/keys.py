@@ -160,8 +160,15 @@ def learned(pool: str) -> str:
 
 
 def pool_workers(pool: str) -> str:
-    """Return the sorted set of worker ids by lease expiry in Unix ms."""
+    """Return the sorted set of worker ids by lease expiry in Unix ms, by the workers' own clocks.
+
+    It says which leases to look for, not who is alive: that is whose lease is there, by Redis' clock.
+    """
     return f"pdgate:{{m:{pool}}}:workers"
+
+
+CLOCKS_APART_MS = 600_000
+"""How long after its expiry a name of `pool_workers` is still looked for: clocks of two machines differ, and jump."""
 
 
 def worker_lease(pool: str, worker_id: str) -> str:

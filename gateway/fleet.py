@@ -178,7 +178,8 @@ class Fleet:
     async def _look_at(self, pool: str) -> PoolView:
         inbox = keys.inbox(pool)
         first = self._redis.pipeline(transaction=False)
-        first.zrangebyscore(keys.pool_workers(pool), int(time.time() * 1000), "+inf")
+        since_ms = int(time.time() * 1000) - keys.CLOCKS_APART_MS
+        first.zrangebyscore(keys.pool_workers(pool), since_ms, "+inf")
         first.xlen(inbox)
         first.memory_usage(inbox, samples=_MEMORY_SAMPLES)
         worker_ids, num_entries, num_bytes = await first.execute()

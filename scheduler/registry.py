@@ -192,8 +192,8 @@ class WorkerRegistry:
                 self._look.clear()
 
     async def _read_leases(self) -> dict[str, Registration]:
-        now_ms = int(time.time() * 1000)
-        members: Any = await self._redis.zrangebyscore(keys.pool_workers(self._pool), now_ms, "+inf")
+        since_ms = int(time.time() * 1000) - keys.CLOCKS_APART_MS
+        members: Any = await self._redis.zrangebyscore(keys.pool_workers(self._pool), since_ms, "+inf")
         ids = [raw.decode() for raw in members]
         if not ids:
             return {}

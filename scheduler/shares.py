@@ -35,7 +35,6 @@ class Shares:
         beat_s: float = 1.0,
         ttl_s: float = 3.0,
         now_s: Callable[[], float] = time.monotonic,
-        now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._redis = redis
         self._pool = pool
@@ -43,7 +42,6 @@ class Shares:
         self._beat_s = beat_s
         self._ttl_s = ttl_s
         self._now_s = now_s
-        self._now_unix_ms = now_unix_ms
         self._others: frozenset[str] = frozenset()
         self._first = scheduler_id
         self._first_since_s = now_s()
@@ -63,13 +61,18 @@ class Shares:
             await self._leave(key)
 
     async def _beat(self, key: str) -> None:
-        now_ms = self._now_unix_ms()
+        now_ms = await self._redis_ms()
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zadd(key, {self._scheduler_id: now_ms + int(self._ttl_s * 1000)})
             pipeline.zremrangebyscore(key, "-inf", now_ms)
             pipeline.zrange(key, 0, -1)
             answers: Any = await pipeline.execute()
         self.seen({name.decode() for name in answers[2]})
+
+    async def _redis_ms(self) -> int:
+        """Return the Unix time by the one clock that all processes share: their own may differ, and jump."""
+        seconds, micros = await self._redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     async def _leave(self, key: str) -> None:
         try:

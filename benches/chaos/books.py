@@ -158,8 +158,8 @@ class Books:
         site.database = await asyncpg.connect(site.servers.running[POSTGRES].url)
         return site.database
 
-    async def charged(self, calls: Sequence[Call], account: Account) -> None:
-        """Compare what clients read with what billing wrote."""
+    async def charged(self, calls: Sequence[Call], account: Account, *, free_at: Sequence[str]) -> None:
+        """Compare what clients read with what billing wrote. `free_at`: gateways whose answers may be free."""
         database = await self.database()
         done = {call.rid: call for call in calls if call.verdict == "done"}
         cut = {call.rid for call in calls if call.verdict == "cut"}
@@ -174,7 +174,9 @@ class Books:
         for rid, call in done.items():
             row = rows.get(rid)
             prompt = call.usage.get("prompt_tokens", 0)
-            if row is None or not row["cost"]:
+            if row is not None and not row["cost"] and call.gateway in free_at:
+                account.told["free"] = account.told.get("free", 0) + 1
+            elif row is None or not row["cost"]:
                 account.uncharged += 1
                 account.notes.append(f"{rid} is not charged")
             elif (row["outcome"], row["decode"], row["prompt"]) != ("finished", len_of(call), prompt):

@@ -23,6 +23,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     refuses: bool = False  # new requests may be answered with 503
     fails: bool = False  # running answers may end with an error event; they cost nothing
     cuts: bool = False  # streams of the process concerned may break
+    frees: bool = False  # an answer may be free: it was settled as that of a dead gateway, which then woke up
     outage: bool = False  # nothing can stand in: recovery counts from the fault's end
     death: bool = False  # of one process: the bar of two seconds holds
 
@@ -41,7 +42,7 @@ def _deaths() -> list[Fault]:
         Fault(group="process", do="kill", on=(PREFILL, DECODE), death=False),
         Fault(group="process", do="memory ends", on=(DECODE,), hold_s=2, death=True),
         *(Fault(group="process", do="freeze", on=(kind,), hold_s=2) for kind in (*kinds, GATEWAY)),
-        Fault(group="process", do="freeze", on=(GATEWAY,), hold_s=7, cuts=True, fails=True),
+        Fault(group="process", do="freeze", on=(GATEWAY,), hold_s=7, cuts=True, fails=True, frees=True),
         *(Fault(group="process", do="restart", on=(kind,)) for kind in (LEADER, PREFILL, DECODE, UNIFIED, BILLING)),
         Fault(group="process", do="restart", on=(GATEWAY,), cuts=True, fails=True, refuses=True),
     ]

@@ -137,7 +137,7 @@ class Rounds:
         busy = await self.books.settled()
         account.kept = len(busy)
         account.notes += [f"kept: {what}" for what in busy]
-        await self.books.charged(calls, account)
+        await self.books.charged(calls, account, free_at=names if fault and fault.frees else ())
 
 
 @asynccontextmanager

@@ -1,21 +1,17 @@
 """Faults of most kinds under load, in a fixed order: nothing wrong, lost, doubled or kept. `make chaos` does more."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from benches.chaos.plan import PLAN, SHORT
 from benches.chaos.rounds import rounds_of
 from benches.chaos.site import running
+from benches.worker_faults import service_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 async def test_no_fault_of_the_short_plan_does_harm():
-    with tempfile.TemporaryDirectory(prefix="pdgate-chaos-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with service_folder(keep=False) as folder:
         async with running(folder, None) as site, rounds_of(site, seed=1) as rounds:
             undisturbed = await rounds.run(None)
             assert not undisturbed.account.bad, undisturbed.account.notes

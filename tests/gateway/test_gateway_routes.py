@@ -1,6 +1,7 @@
 """JSON answers, models, requests and health."""
 
 import asyncio
+import time
 
 from gateway_rig import HELLO, POOL, Rig, eventually
 
@@ -184,3 +185,12 @@ async def test_a_call_after_an_answer_finds_its_slot_free_however_late_that_is_s
     for _ in range(3):
         _, answer = await answer_json(rig, max_tokens=2)
         assert answer.status_code == 200
+
+
+async def test_a_gateway_whose_clock_is_ahead_sees_every_worker_that_has_a_lease(rig: Rig):
+    """Leases end by Redis' clock. A gateway that compared their index with its own refused everybody after a jump."""
+    known = {worker.worker_id for worker in rig.gateway.fleet.pool(POOL).workers}
+    behind_ms = int(time.time() * 1000) - 120_000
+    await rig.redis.zadd(keys.pool_workers(POOL), dict.fromkeys(known, behind_ms))
+    await rig.gateway.fleet.look()
+    assert {worker.worker_id for worker in rig.gateway.fleet.pool(POOL).workers} == known != set()

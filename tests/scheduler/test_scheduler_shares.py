@@ -1,6 +1,8 @@
 """Pools part themselves among schedulers; each has one leader, and moves when its share does."""
 
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 from rig import SLOW_DECODE, TIMING, Rig, eventually
@@ -81,3 +83,25 @@ async def test_a_leader_gives_a_pool_up_to_whose_share_it_is_and_nothing_is_lost
     assert all(len(request.tokens[1, 0]) == 60 for request in running)
     assert len(worker.submitted) == 5  # nothing ran twice
     assert not any(request.lost for request in running)
+
+
+async def test_a_scheduler_whose_clock_jumps_is_still_there_for_the_others(redis, monkeypatch):
+    """Who is there expires by Redis' clock: by one's own, a jump would drop the others, or oneself."""
+    here, ahead = Shares(redis, POOL, "here"), Shares(redis, POOL, "ahead")
+    await here._beat(keys.schedulers(POOL))
+    with monkeypatch.context() as clock:
+        clock.setattr("time.time", lambda: 2e9)
+        await ahead._beat(keys.schedulers(POOL))
+    await here._beat(keys.schedulers(POOL))
+    assert here._others == {"ahead"}
+    assert ahead._others == {"here"}
+
+
+async def test_a_scheduler_whose_clock_is_ahead_finds_every_worker_that_has_a_lease(rig: Rig, redis, monkeypatch):
+    await rig.worker(Role.UNIFIED)
+    real_s = time.time
+    monkeypatch.setattr(
+        "scheduler.registry.time", SimpleNamespace(time=lambda: real_s() + 120, monotonic=time.monotonic)
+    )
+    pool = rig.scheduler()
+    await eventually(lambda: any(worker.ready for worker in pool.registry.workers()), "the worker is found")
