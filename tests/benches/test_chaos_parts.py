@@ -2,12 +2,10 @@
 
 import asyncio
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
-from benches.chaos import report
 from benches.chaos.__main__ import sequence
 from benches.chaos.actions import ACTIONS
 from benches.chaos.callers import Call, Stalls
@@ -75,11 +73,6 @@ def test_every_fault_comes_before_any_comes_again_and_a_seed_repeats_the_order()
 def test_flat_is_what_grows_by_less_than_its_allowance(values: list[float], flat: bool):
     slope = fitted("gateway rss_mb", [(float(t), value) for t, value in enumerate(values)])
     assert slope.flat is flat
-
-
-def test_the_page_shows_the_committed_result():
-    text = report.PAGE.read_text()
-    assert report.page(text, json.loads(report.RESULTS.read_text())) == text, "run python -m benches.chaos.report"
 
 
 async def test_a_relay_passes_bytes_and_a_cut_lets_none_through(tmp_path: Path):
