@@ -19,7 +19,7 @@ from pdgate.services import start_valkey
 from tests.processes import free_port, until
 
 FLAP_S = 0.15
-_END_S = 20.0
+_END_S = 60.0
 _REPLICA_S = 10.0
 
 Action = Callable[[Site, Fault, Sequence[str]], AbstractAsyncContextManager[None]]

@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 SIZES_MB = {"postgres": 384, "valkey": 96, "journals": 32}
 _BALLOON = "balloon"
+_PAGE_BYTES = 4096
 
 
 class Disks:
@@ -36,8 +38,11 @@ class Disks:
     def fill(self, name: str) -> None:
         """Leave no byte of it."""
         space = os.statvfs(self.folder(name))
-        with (self.folder(name) / _BALLOON).open("wb") as balloon:
+        with (self.folder(name) / _BALLOON).open("wb") as balloon, suppress(OSError):
             os.posix_fallocate(balloon.fileno(), 0, space.f_bavail * space.f_frsize)
+        with (self.folder(name) / _BALLOON).open("ab", buffering=0) as balloon, suppress(OSError):
+            while balloon.write(bytes(_PAGE_BYTES)):  # whatever was freed or taken in between
+                pass
 
     def empty(self, name: str) -> None:
         """Undo it."""

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 
+import asyncpg
 import msgspec
+from redis.exceptions import RedisError
 
 from benches.chaos.actions import ACTIONS, prepare
 from benches.chaos.books import Account, Books
@@ -87,16 +89,20 @@ class Rounds:
         callers = Callers(site.gateways, site.stack.api_key, self._prompts, rate=RATE)
         self._logs.skip()
         began_s = ended_s = 0.0
+        missing: list[str] = []
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(callers.run())
             try:
                 await asyncio.sleep(BEFORE_S)
                 began_s = time.time()
                 if fault is not None:
-                    async with ACTIONS[fault.do](site, fault, names):
-                        await asyncio.sleep(fault.hold_s)
+                    try:
+                        async with ACTIONS[fault.do](site, fault, names):
+                            await asyncio.sleep(fault.hold_s)
+                    except (OSError, RedisError, asyncpg.PostgresError) as error:  # TimeoutError is an OSError
+                        missing.append(f"the fault or its end did not come about: {error!r}")
                 ended_s = time.time()
-                missing = await self.books.wait_whole(WHOLE_S)
+                missing += await self.books.wait_whole(WHOLE_S)
                 result.whole_s = time.time() - ended_s
                 await asyncio.sleep(AFTER_S)
             finally:
