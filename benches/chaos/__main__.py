@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from benches.chaos import report
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="faults whose name has this, as in `link` or `valkey`")
     parser.add_argument("--short", action="store_true", help="the short plan of `make e2e`, in its order")
+    parser.add_argument("--add", action="store_true", help="add to the rounds of the last result, as of one long run")
     parser.add_argument("--minutes", type=float, default=0, help="begin no fault after so long")
     parser.add_argument("--old", default="HEAD~1", help="the commit that upgrades come from")
     parser.add_argument("--list", action="store_true", help="print the plan")
@@ -115,19 +117,22 @@ def main() -> None:
             print(f"logs: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    wall_s = round(time.monotonic() - began_s)
-    about = {
-        "seconds": wall_s,
-        "skipped": skipped,
-        "memory_growth": memory,
+    run = {
         "command": f"python -m benches.chaos {' '.join(sys.argv[1:])}".strip(),
+        "faults": len(done),
+        "seconds": round(time.monotonic() - began_s),
         "commit": _commit(),
         "machine": f"{os.cpu_count()} cores, {platform.system()}, load average {os.getloadavg()[0]:.1f}",
+        "memory_growth": memory,
     }
-    result = report.summary(done, about=about)
+    earlier = json.loads(report.RESULTS.read_text()) if asked.add and report.RESULTS.exists() else {}
+    result = report.summary(
+        [*msgspec.convert(earlier.get("rounds", []), list[Round]), *done],
+        about={"skipped": skipped, "runs": [*earlier.get("runs", []), run]},
+    )
     print(json.dumps({key: result[key] for key in ("faults", "lost", "doubled", "wrong", "kept", "recovery_s")}))
-    if not asked.only and not asked.short:
-        report.RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if not asked.only and not asked.short and done:
+        report.RESULTS.write_text(report.text_of(result))
         report.main()
     bad = [one.fault for one in done if one.account.bad]
     raise SystemExit(f"{len(bad)} of {len(done)} faults did harm: {', '.join(sorted(set(bad)))}" if bad else 0)

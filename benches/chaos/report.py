@@ -58,7 +58,35 @@ def summary(rounds: Sequence[Round], *, about: Mapping[str, Any]) -> dict[str, A
         "calls": sum(done.calls for done in rounds),
         "recovery_s": {"p50": quantile(deaths, 0.5), "p99": quantile(deaths, 0.99), "of": "single-process deaths"},
         **about,
-        "rows": [_row(name, done) for name, done in by_fault.items()],
+        "rows": [_row(name, done) for name, done in sorted(by_fault.items())],
+        "rounds": [_kept(done) for done in rounds],
+    }
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return the file of a result: one line for each row and each round."""
+    lists = {name: result[name] for name in ("runs", "rows", "rounds")}
+    head = json.dumps({name: value for name, value in result.items() if name not in lists}, ensure_ascii=False)
+    parts = [head[:-1]]
+    for name, rows in lists.items():
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        parts.append(f', "{name}": [\n{lines}\n]')
+    return "".join(parts) + "}\n"
+
+
+def _kept(done: Round) -> dict[str, Any]:
+    """Return a round without what a good one need not tell."""
+    account = {name: n for name in HARM if (n := getattr(done.account, name))} | {"told": done.account.told}
+    if done.account.bad:
+        account["notes"] = done.account.notes[:5]
+    return {
+        "fault": done.fault,
+        "calls": done.calls,
+        "detected_s": None if done.detected_s is None else round(done.detected_s, 3),
+        "recovered_s": round(done.recovered_s, 3),
+        "whole_s": round(done.whole_s, 2),
+        "account": account,
+        "death": done.death,
     }
 
 
@@ -84,11 +112,13 @@ def _row(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> str:
     """Return the table of docs/chaos.md."""
     told = result["recovery_s"]
+    commands = " and ".join(f"`{run['command']}`" for run in result["runs"])
+    loads = " and ".join(run["machine"].rpartition(" ")[2] for run in result["runs"])
     totals = (
         f"{result['faults']} faults, {result['calls']:,} calls: {result['wrong']} wrong, {result['lost']} lost,"
         f" {result['doubled']} doubled, {result['kept']} things kept, {result['unwell']} things not ready again."
         f" Recovery after the death of one process: p50 {told['p50']} s, p99 {told['p99']} s."
-        f" Printed by `{result['command']}` on {result['machine']}."
+        f" Printed by {commands}; the machine was shared: load average {loads} on its cores."
     )
     lines = [
         totals,
