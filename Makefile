@@ -54,12 +54,16 @@ $(VENV)/.browser: requirements/browser.txt $(VENV)/.dev
 	@$(PIP) --no-deps -r requirements/browser.txt
 	@touch $@
 
+$(VENV)/.ray: requirements/ray.txt $(VENV)/.dev
+	@$(PIP) --no-deps -r requirements/ray.txt
+	@touch $@
+
 .PHONY: screenshots
 screenshots: $(VENV)/.browser ## Write docs/screenshots with Chromium
 	@PDGATE_SCREENSHOTS=docs/screenshots $(BIN)/python -m pytest -m e2e -q tests/portal_pages/test_portal_browser.py -k look
 
 .PHONY: e2e
-e2e: $(VENV)/.dev $(VENV)/.browser $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser (ARGS="-k name")
+e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 .PHONY: check
@@ -112,6 +116,7 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q -U --group browser --universal --python-version 3.11 --no-emit-index-url -o requirements/browser.txt
 	@$(BIN)/uv pip compile -q -U --group chaos --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/chaos.txt
+	@$(BIN)/uv pip compile -q -U pyproject.toml --group ray --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/ray.txt
 	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt
 
 .PHONY: clean

@@ -84,6 +84,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
     failed: str
     no_room: bool = False
+    unreachable: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: msgspec.Raw = msgspec.Raw()
     failed: str | None = None
     no_room: bool = False
+    unreachable: bool = False
 
 
 _decode_answer = msgspec.msgpack.Decoder(_Answer).decode
@@ -149,7 +151,8 @@ class AgentFleet:
         try:
             got = _decode_answer(raw)
             if got.failed is not None:
-                raise NoRoom(got.failed) if got.no_room else FleetError(got.failed)
+                kind = NoRoom if got.no_room else FleetUnreachable if got.unreachable else FleetError
+                raise kind(got.failed)
             return msgspec.msgpack.decode(got.value, type=answer)
         except msgspec.MsgspecError as error:
             raise FleetUnreachable(f"the fleet at {self._socket} speaks another version: {error}") from None
@@ -187,7 +190,11 @@ async def _answered(fleet: Fleet, raw: bytes) -> Done | Failed:
     try:
         return Done(value=msgspec.Raw(msgspec.msgpack.encode(await _asked(fleet, _decode_call(raw)))))
     except FleetError as error:
-        return Failed(failed=str(error), no_room=isinstance(error, NoRoom))
+        return Failed(
+            failed=str(error),
+            no_room=isinstance(error, NoRoom),
+            unreachable=isinstance(error, FleetUnreachable),
+        )
     except msgspec.MsgspecError as error:
         return Failed(failed=f"no call: {error}")
 

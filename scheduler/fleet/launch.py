@@ -20,6 +20,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Of this pool on this fleet, per zone."""
     zones: tuple[str, ...] = ("",)
     """Where they may run; one without a name = there are no zones."""
+    resources: Mapping[str, float] = {}
+    """What one worker takes of a machine, by the fleet's own names (Ray: CPU, GPU, memory in bytes, …)."""
     per_hour: Nano = Nano(0)
     spot_per_hour: Nano | None = None
 
