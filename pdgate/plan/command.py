@@ -22,7 +22,7 @@ from pdgate.plan.plan import Question, make_plan
 from pdgate.plan.scheduler_file import scheduler_toml
 from pdgate.plan.text import print_plan
 from pdgate.plan.traces import read_trace
-from pdgate.plan.workload import Workload, WorkloadError
+from pdgate.plan.workload import Workload, WorkloadError, mean
 from pdgate.preflight import CannotStart
 
 DEFAULT_TARGET = SloTarget(ttft_ms=2000, tpot_ms=50)
@@ -31,7 +31,7 @@ TARGET = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)")
 
 def plan(
     *,
-    trace: Annotated[Path | None, typer.Option(help="Azure CSV, Mooncake JSONL or OpenAI-style request log.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Azure CSV, Mooncake JSONL, OpenAI-style request log or decision log.")] = None,
     preset: Annotated[str | None, typer.Option(help=f"Traffic without a trace: {', '.join(PRESETS)}.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests/s; a trace or preset is stretched to it.")] = None,
     prompt_tokens: Annotated[float | None, typer.Option(help="Mean prompt length.")] = None,
@@ -55,7 +55,13 @@ def plan(
         str, typer.Option(help="Hand-off link per worker: nvlink, 200Gb, 25GB.  [default: by fleet]")
     ] = "",
     mixing: Annotated[float, typer.Option(min=1.0, help="Cost of a mixed-in prompt over its cost alone.")] = 1.1,
-    peak: Annotated[float, typer.Option(min=1.0, help="Busiest hour over the mean; sizes the fleet.")] = 1.0,
+    peak: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Busiest hour over the mean; sizes the fleet.  [default: the daily curve's, else 1]"),
+    ] = None,
+    daily: Annotated[
+        str | None, typer.Option(help='Rate by hour, any unit: "1,1,2,5,...".  [default: a long trace\'s own]')
+    ] = None,
     growth: Annotated[float, typer.Option(help="Factor on the traffic.")] = 1.0,
     price: Annotated[list[str] | None, typer.Option(help="Your price per GPU and hour: H100=2.40.")] = None,
     currency: Annotated[str, typer.Option(help="Of all prices.")] = "USD",
@@ -89,6 +95,8 @@ def plan(
             seed=seed,
         )
         workload, usual = _traffic(trace, preset, described)
+        if daily is not None:
+            workload = msgspec.structs.replace(workload, hourly=_curve(daily))
         found = find_model(model)
         fleet = tuple(parse_gpus(gpus, known))
         question = Question(
@@ -103,7 +111,7 @@ def plan(
             attainment=attainment,
             network=network,
             mixing=mixing,
-            peak=peak,
+            peak=peak if peak is not None else max(workload.hourly, default=1.0),
             growth=growth,
             currency=currency,
             network_per_hour=network_cost,
@@ -164,6 +172,17 @@ def _traffic(trace: Path | None, preset: str | None, described: Description) -> 
         kind, workload = preset_workload(preset)
         usual = SloTarget(ttft_ms=kind.ttft_ms, tpot_ms=kind.tpot_ms)
     return workload.at_rate(described.rate_rps) if described.rate_rps else workload, usual
+
+
+def _curve(text: str) -> tuple[float, ...]:
+    """The rate of each hour over the mean."""
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not 2 <= len(rates) <= 24 or min(rates) < 0 or max(rates) <= 0:
+        raise WorkloadError(f"--daily: {text!r} is not 2 to 24 rates like 1,1,2,5")
+    return tuple(rate / mean(rates) for rate in rates)
 
 
 def _calibrated(file: Path, question: Question) -> Efficiency:

@@ -104,7 +104,7 @@ def sample(load: Description, *, name: str = "described") -> Workload:
     rng = random.Random(load.seed)  # noqa: S311 - a simulation, not a secret
     requests = _single_turns(load, rng) if load.turns == 1 else _sessions(load, rng)
     drawn = workload_of(requests, name=name, block_tokens=BLOCK_TOKENS, source="described").at_rate(load.rate_rps)
-    return msgspec.structs.replace(drawn, source=f"described, seed {load.seed}")
+    return msgspec.structs.replace(drawn, source=f"described, seed {load.seed}", hourly=())
 
 
 def _check(load: Description) -> None:
@@ -174,6 +174,7 @@ def _sessions(load: Description, rng: random.Random) -> list[Request]:
                     prompt_tokens=tokens,
                     output_tokens=max(1, round(outputs[session * load.turns + turn])),
                     blocks=tuple(range(first, first + tokens // BLOCK_TOKENS)),
+                    session=str(session),
                 )
             )
             at += rng.expovariate(1 / gap)

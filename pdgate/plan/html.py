@@ -35,6 +35,7 @@ def html_report(plan: Plan, workload: Workload) -> str:
         "<h2>Traffic</h2>",
         _lengths(workload),
         _hits(plan),
+        _rhythm(plan),
         *_sensitivity(plan),
         *_surface(plan),
         "<h2>Assumptions</h2><ul>" + "".join(f"<li>{escape(a)}</li>" for a in plan.assumptions) + "</ul>",
@@ -104,6 +105,23 @@ def _hits(plan: Plan) -> str:
         return '<p class="note">The traffic carries no prefix information.</p>'
     rows = [[f"{p.cache_tokens:,} tokens" if p.cache_tokens else "unlimited", f"{p.hit:.1%}"] for p in points]
     return _table(["prefix cache", "hit share of prompt tokens"], rows)
+
+
+def _rhythm(plan: Plan) -> str:
+    """Drift, burstiness and the daily curve."""
+    seen = plan.workload
+    rows = [
+        [f"{d.window_s:.0f} s", "input:output ratio, P95 over P5", f"{d.p95_over_p5:.2f}"]
+        for d in seen.drift
+        if d.p95_over_p5 is not None
+    ]
+    rows += [[f"{b.window_s:.0f} s", "arrivals, variance over mean", f"{b.dispersion:.2f}"] for b in seen.bursts]
+    table = _table(["window", "what moves", ""], rows)
+    if not seen.hourly:
+        return table
+    return table + bars(
+        [(f"hour {hour}", rate, f"{rate:.2f}") for hour, rate in enumerate(seen.hourly)], unit="rate over the mean"
+    )
 
 
 def _sensitivity(plan: Plan) -> Iterable[str]:

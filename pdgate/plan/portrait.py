@@ -5,10 +5,12 @@ import itertools
 import msgspec
 
 from pdgate.plan.prefix import HitPoint, hit_curve
+from pdgate.plan.traffic import dispersion
 from pdgate.plan.workload import Workload, mean, percentile, squared_cv
 
 SHORT_PROMPT_TOKENS = 512
 WINDOWS_S = (60.0, 300.0)
+BURST_WINDOWS_S = (1.0, 10.0, 60.0)
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,20 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     p95_over_p5: float | None  # None = fewer than five windows
 
 
+class Burst(msgspec.Struct, frozen=True, kw_only=True):
+    """Burstiness as a queue of one memory sees it."""
+
+    window_s: float
+    dispersion: float  # variance over mean of arrivals per window; 1 = Poisson
+
+
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversations of more than one request, where the trace names them."""
+
+    count: int
+    turns: float  # mean requests of one
+
+
 class Portrait(msgspec.Struct, frozen=True, kw_only=True):
     """The workload's report. Ratios are of tokens."""
 
@@ -37,12 +53,15 @@ class Portrait(msgspec.Struct, frozen=True, kw_only=True):
     span_s: float
     rate_rps: float
     arrival_cv: float  # coefficient of variation of inter-arrival times; 1 = Poisson
+    bursts: list[Burst]
     prompt: Lengths
     output: Lengths
     input_per_output: float
     drift: list[Drift]
     short_share: float  # 0 to 1: prompts of at most 512 tokens
     prefix_hits: list[HitPoint]
+    sessions: Sessions | None  # None = not recorded
+    hourly: list[float]  # mean rate of each hour of the day over the trace's mean; empty = under six hours
 
 
 def portray(workload: Workload) -> Portrait:
@@ -57,13 +76,24 @@ def portray(workload: Workload) -> Portrait:
         span_s=workload.span_s,
         rate_rps=workload.rate_rps,
         arrival_cv=arrival_cv(workload),
+        bursts=[Burst(window_s=w, dispersion=dispersion(workload, w)) for w in BURST_WINDOWS_S],
         prompt=_lengths(prompts),
         output=_lengths(outputs),
         input_per_output=sum(prompts) / max(1.0, sum(outputs)),
         drift=[_drift(workload, window_s) for window_s in WINDOWS_S],
         short_share=mean([float(p <= SHORT_PROMPT_TOKENS) for p in prompts]),
         prefix_hits=hit_curve(workload),
+        sessions=_sessions(workload),
+        hourly=list(workload.hourly),
     )
+
+
+def _sessions(workload: Workload) -> Sessions | None:
+    named = [r.session for r in workload.requests if r.session]
+    if not named:
+        return None
+    count = len(set(named))
+    return Sessions(count=count, turns=len(named) / count)
 
 
 def arrival_cv(workload: Workload) -> float:

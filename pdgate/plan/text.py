@@ -5,6 +5,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from pdgate.plan.decide import Percentiles
 from pdgate.plan.plan import Plan
 from pdgate.plan.played import Agreement
 
@@ -25,8 +26,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"\n{lead}: [bold]{workers(plan)}[/bold], good for {plan.capacity_rps:.2f} requests/s")
         seen = plan.expected
         console.print(
-            f"expected: {seen.attainment:.1%} meet both targets; TTFT {_row(seen.ttft_ms.p50, seen.ttft_ms.p95)}, "
-            f"TPOT {_row(seen.tpot_ms.p50, seen.tpot_ms.p95)} (P50 / P95); prefix hit {seen.prefix_hit:.0%}"
+            f"expected: {seen.attainment:.1%} meet both targets, goodput {seen.goodput_rps:.2f} requests/s; TTFT "
+            f"{_row(seen.ttft_ms)}, TPOT {_row(seen.tpot_ms)} (P50 / P95 / P99); prefix hit {seen.prefix_hit:.0%}"
         )
     console.print()
     console.print(_options(plan))
@@ -77,12 +78,19 @@ def targets(plan: Plan) -> str:
 def traffic(plan: Plan) -> str:
     """The traffic in words."""
     seen = plan.workload
-    hits = max(point.hit for point in seen.prefix_hits)
-    return (
+    parts = [
         f"Traffic: {seen.name}, prompts {seen.prompt.mean:.0f} (P99 {seen.prompt.p99:.0f}), answers "
-        f"{seen.output.mean:.0f} tokens, input:output {seen.input_per_output:.1f}, arrival CV {seen.arrival_cv:.1f}, "
-        f"at most 512 tokens {seen.short_share:.0%}, prefix hit up to {hits:.0%}"
-    )
+        f"{seen.output.mean:.0f} tokens, at most 512 tokens {seen.short_share:.0%}",
+        f"input:output {seen.input_per_output:.1f}{_drift(plan)}",
+        f"arrival CV {seen.arrival_cv:.1f} (variance over mean of a second's arrivals {seen.bursts[0].dispersion:.1f})",
+    ]
+    curve = [f"{p.hit:.0%} at {_tokens(p.cache_tokens)}" for p in seen.prefix_hits]
+    parts.append("prefix hit " + (", ".join(curve) if len(curve) > 1 else "none known"))
+    if seen.sessions is not None:
+        parts.append(f"{seen.sessions.count} sessions of {seen.sessions.turns:.1f} turns")
+    if seen.hourly:
+        parts.append(f"busiest hour {max(seen.hourly):.1f} x the mean")
+    return "; ".join(parts)
 
 
 def workers(plan: Plan) -> str:
@@ -150,5 +158,14 @@ def _options(plan: Plan) -> Table:
     return table
 
 
-def _row(p50_ms: float, p95_ms: float) -> str:
-    return f"{p50_ms:.0f} / {p95_ms:.0f} ms"
+def _drift(plan: Plan) -> str:
+    known = [d for d in plan.workload.drift if d.p95_over_p5 is not None]
+    return f" (P95 of {known[-1].window_s:.0f} s windows {known[-1].p95_over_p5:.1f} x P5)" if known else ""
+
+
+def _tokens(size: int | None) -> str:
+    return "any size" if size is None else f"{size / 1e6:g}M"
+
+
+def _row(of: Percentiles) -> str:
+    return f"{of.p50:.0f} / {of.p95:.0f} / {of.p99:.0f} ms"

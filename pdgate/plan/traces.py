@@ -4,6 +4,7 @@ Formats, told apart by their first line:
 
 * Azure LLM inference trace (CSV): `TIMESTAMP,ContextTokens,GeneratedTokens`.
 * Mooncake trace (JSON lines): `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of 512-token blocks.
+* pdgate's decision log (JSON lines that begin with a head; `pdgate.plan.decision_log`).
 * OpenAI-style request log (JSON lines): any object with a `usage` (also under `response` or `response.body`, as in
   batch output files) and a time in `created`, `created_at`, `timestamp` or `time` (Unix seconds or ISO 8601).
 """
@@ -17,6 +18,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from pdgate.plan.decision_log import is_decision_log, read_decision_log
 from pdgate.plan.workload import Request, Workload, WorkloadError, workload_of
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -41,6 +43,8 @@ def read_trace(file: Path) -> Workload:
     try:
         with _open(file) as lines:
             first = lines.readline()
+            if is_decision_log(first):
+                return read_decision_log(file)
             rest = _numbered(lines)
             return _read(file, first, rest)
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
@@ -55,7 +59,7 @@ def _read(file: Path, first: str, rest: Iterable[tuple[int, str]]) -> Workload:
         probe = msgspec.json.decode(first)
     except msgspec.DecodeError:
         raise WorkloadError(
-            f"{file}:1: neither an Azure CSV, a Mooncake JSONL nor an OpenAI-style request log in JSON lines"
+            f"{file}:1: neither an Azure CSV, a Mooncake JSONL, a decision log nor an OpenAI-style request log in JSON lines"
         ) from None
     lines = [(1, first), *rest]
     if isinstance(probe, dict) and "input_length" in probe:

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 
+HOUR_S = 3600.0
+DAY_HOURS = 24
+LEAST_HOURS = 6  # of a trace that has a daily curve
+
+
 class WorkloadError(ValueError):
     """The traffic cannot be planned for; the message says what was wrong and where."""
 
@@ -18,6 +23,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int
     blocks: tuple[int, ...] = ()  # ids of the prompt's prefix blocks, in order; equal id = equal prefix up to there
     cached_tokens: int | None = None  # as the serving engine reported it; None = not recorded
+    session: str = ""  # whose turn it is; empty = not recorded
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +33,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...]
     block_tokens: int = 512  # tokens of one prefix block
     source: str = ""  # where it comes from and its licence
+    hourly: tuple[float, ...] = ()  # rate of each hour of the day over the mean, as recorded; empty = not known
 
     @property
     def span_s(self) -> float:
@@ -76,7 +83,24 @@ def workload_of(
     ordered = sorted(requests, key=lambda r: r.arrival_s)
     start = ordered[0].arrival_s
     moved = tuple(msgspec.structs.replace(r, arrival_s=r.arrival_s - start) for r in ordered)
-    return Workload(name=name, requests=moved, block_tokens=block_tokens, source=source)
+    return Workload(name=name, requests=moved, block_tokens=block_tokens, source=source, hourly=hourly(moved))
+
+
+def hourly(requests: Sequence[Request]) -> tuple[float, ...]:
+    """Return the rate of each hour from the first request on over the mean rate, days folded onto each other.
+
+    Whole hours only; empty for a trace of less than six hours, which has no daily curve.
+    """
+    hours = int(requests[-1].arrival_s // HOUR_S)
+    if hours < LEAST_HOURS:
+        return ()
+    counts = [0] * hours
+    for request in requests:
+        hour = int(request.arrival_s // HOUR_S)
+        if hour < hours:
+            counts[hour] += 1
+    centre = mean(counts)
+    return tuple(mean(counts[h::DAY_HOURS]) / centre for h in range(min(hours, DAY_HOURS)))
 
 
 def mean(values: Sequence[float]) -> float:
