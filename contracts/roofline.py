@@ -163,7 +163,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     attention_ms: float = 0.0
     links_ms: float = 0.0
     layers: int = 0
-    moe_layers: int = 0
+    moe_hops: float = 0.0  # mixture layers times the doublings of GPUs that exchange tokens in each
     requests: float = 0.0
 
 
@@ -178,7 +178,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     attention: float
     links: float
     layer_ms: float
-    moe_layer_ms: float
+    moe_layer_ms: float  # per mixture layer and doubling of the worker's GPUs
     request_ms: float
     mixed_prefill: float  # time a mixed prefill adds to the steps, over its roofline
     # prefill
@@ -216,7 +216,7 @@ def decode_terms(shape: ModelShape, gpu: Accelerator, use: Deployment, *, reques
         attention_ms=kv_tokens * shape.latent_pair_flops / use.gpus / gpu.peak("bf16") * MS,
         links_ms=_all_reduce_ms(shape, gpu, use, requests),
         layers=shape.layers,
-        moe_layers=shape.moe_layers,
+        moe_hops=shape.moe_layers * math.log2(use.gpus),
         requests=requests,
     )
 
@@ -247,7 +247,7 @@ def decode_ms(terms: Terms, fit: Efficiency) -> float:
         + fit.attention * terms.attention_ms
         + fit.links * terms.links_ms
         + fit.layer_ms * terms.layers
-        + fit.moe_layer_ms * terms.moe_layers
+        + fit.moe_layer_ms * terms.moe_hops
         + fit.request_ms * terms.requests
     )
 

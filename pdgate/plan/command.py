@@ -1,17 +1,22 @@
 """`pdgate plan`: should prefill and decode be split for this traffic, how, and what does it cost."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from contracts.catalog import CatalogError, read_catalog
 from contracts.roofline import DTYPE_BYTES, Accelerator, Efficiency
 from contracts.slo import SloTarget
 from pdgate.output import show_json
 from pdgate.plan.calibration import calibrated, read_measurements
+from pdgate.plan.compare import LocalModel
 from pdgate.plan.described import PRESETS, Description, preset_workload, sample
 from pdgate.plan.fit import ENGINES, FITTED, fitted
 from pdgate.plan.hardware import accelerators, find_accelerator, parse_gpus
@@ -20,6 +25,7 @@ from pdgate.plan.models import find_model
 from pdgate.plan.money import Prices
 from pdgate.plan.plan import Question, make_plan
 from pdgate.plan.scheduler_file import scheduler_toml
+from pdgate.plan.speculation import parse_speculation
 from pdgate.plan.text import print_plan
 from pdgate.plan.traces import read_trace
 from pdgate.plan.workload import Workload, WorkloadError, mean
@@ -31,7 +37,9 @@ TARGET = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)")
 
 def plan(
     *,
-    trace: Annotated[Path | None, typer.Option(help="Azure CSV, Mooncake JSONL, OpenAI-style request log or decision log.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Azure CSV, Mooncake JSONL, OpenAI-style request log or decision log.")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help=f"Traffic without a trace: {', '.join(PRESETS)}.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests/s; a trace or preset is stretched to it.")] = None,
     prompt_tokens: Annotated[float | None, typer.Option(help="Mean prompt length.")] = None,
@@ -51,13 +59,18 @@ def plan(
     ] = None,
     kv: Annotated[str, typer.Option(help="KV cache: bf16 or fp8 (FP8 changes answers slightly).")] = "bf16",
     engine: Annotated[str, typer.Option(help="sglang, vllm or trtllm.")] = "sglang",
+    speculate: Annotated[
+        str | None, typer.Option(help='Speculative decoding: "accept=0.7,tokens=3,draft=0.05".')
+    ] = None,
     network: Annotated[
         str, typer.Option(help="Hand-off link per worker: nvlink, 200Gb, 25GB.  [default: by fleet]")
     ] = "",
     mixing: Annotated[float, typer.Option(min=1.0, help="Cost of a mixed-in prompt over its cost alone.")] = 1.1,
     peak: Annotated[
         float | None,
-        typer.Option(min=1.0, help="Busiest hour over the mean; sizes the fleet.  [default: the daily curve's, else 1]"),
+        typer.Option(
+            min=1.0, help="Busiest hour over the mean; sizes the fleet.  [default: the daily curve's, else 1]"
+        ),
     ] = None,
     daily: Annotated[
         str | None, typer.Option(help='Rate by hour, any unit: "1,1,2,5,...".  [default: a long trace\'s own]')
@@ -67,7 +80,9 @@ def plan(
     currency: Annotated[str, typer.Option(help="Of all prices.")] = "USD",
     network_cost: Annotated[float, typer.Option(help="Network, per hour.")] = 0.0,
     operations_cost: Annotated[float, typer.Option(help="Operations, per hour.")] = 0.0,
-    sell: Annotated[str | None, typer.Option(help='Price book per million: "computed,cached,decode".')] = None,
+    sell: Annotated[
+        str | None, typer.Option(help='Price book per million: "computed,cached,decode", or models.toml:MODEL.')
+    ] = None,
     hardware: Annotated[Path | None, typer.Option(help="Your accelerators, TOML.")] = None,
     fit: Annotated[Path | None, typer.Option(help="Your fitted factors, TOML.")] = None,
     measured: Annotated[
@@ -75,6 +90,10 @@ def plan(
         typer.Option(help="CSV of your own TPOT measurements on the first kind of GPU; calibrates the fit."),
     ] = None,
     other_hardware: Annotated[bool, typer.Option(help="Try other GPUs for decode at the same price.")] = False,
+    local_model: Annotated[
+        str, typer.Option(help='Small model for the hybrid option: name or config.json; "none" leaves it out.')
+    ] = "qwen3-8b",
+    local_tokens: Annotated[int, typer.Option(min=1, help="Prompts of at most so many tokens go to it.")] = 512,
     simulation: Annotated[bool, typer.Option(help="Play the fleets under the production policy too.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the scheduler's starting configuration.")] = None,
@@ -118,14 +137,13 @@ def plan(
             operations_per_hour=operations_cost,
             prices=_prices(sell),
             alternatives=tuple(known.values()) if other_hardware else (),
+            local=_local(local_model, local_tokens),
+            speculation=parse_speculation(speculate) if speculate is not None else None,
         )
         if measured is not None:
             question = msgspec.structs.replace(question, fit=_calibrated(measured, question))
-        errors = Console(stderr=True)
-        with errors.status("planning") as status:
-            answer = make_plan(
-                question, with_simulation=simulation, with_surface=html is not None, progress=status.update
-            )
+        with _bar() as tell:
+            answer = make_plan(question, with_simulation=simulation, with_surface=html is not None, progress=tell)
         for file, text in (
             (html, html_report(answer, workload) if html else ""),
             (write, scheduler_toml(answer) if write else ""),
@@ -138,6 +156,15 @@ def plan(
         show_json(answer)
     else:
         print_plan(answer, Console(highlight=False))
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr that is told what is being done and which share (0 to 1) is."""
+    columns = BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.description}")
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=1.0)
+        yield lambda now, share: bar.update(task, description=now, completed=share)
 
 
 def parse_target(text: str) -> SloTarget:
@@ -212,13 +239,35 @@ def _priced(known: dict[str, Accelerator], prices: list[str]) -> dict[str, Accel
 
 
 def _prices(text: str | None) -> Prices | None:
+    """Selling prices per million tokens: three numbers, or those of a model in a catalogue (FILE:MODEL)."""
     if text is None:
         return None
+    file, _, name = text.rpartition(":")
+    if file:
+        try:
+            found = read_catalog(Path(file)).find(name)
+        except CatalogError as error:
+            raise WorkloadError(f"--sell: {error}") from None
+        if found is None:
+            raise WorkloadError(f"--sell: {file} has no model {name!r}")
+        book = found[1].price
+        return Prices(
+            prefill_computed=float(book.prefill_computed),
+            prefill_cached=float(book.prefill_cached),
+            decode=float(book.decode),
+        )
     try:
         computed, cached, decode = (float(part) for part in text.split(","))
     except ValueError:
-        raise WorkloadError(f"--sell: {text!r} is not like 0.10,0.02,0.40") from None
+        raise WorkloadError(f"--sell: {text!r} is neither like 0.10,0.02,0.40 nor like models.toml:MODEL") from None
     return Prices(prefill_computed=computed, prefill_cached=cached, decode=decode)
+
+
+def _local(name: str, up_to_tokens: int) -> LocalModel | None:
+    if name.lower() == "none":
+        return None
+    found = find_model(name)
+    return LocalModel(shape=found.shape, weights=found.weights, up_to_tokens=up_to_tokens)
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:

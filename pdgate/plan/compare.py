@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from contracts.roofline import Accelerator
+from contracts.roofline import Accelerator, ModelShape
 from pdgate.plan.fleet import Setting, Worker, workers_of
 from pdgate.plan.money import Prices
 from pdgate.plan.options import best, load_of, smallest
@@ -27,6 +27,14 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A small model that answers short prompts."""
+
+    shape: ModelShape
+    weights: str
+    up_to_tokens: int  # prompts of at most so many go to it
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet at hand and its costs."""
 
@@ -37,6 +45,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices | None = None
     mean_rate_rps: float | None = None  # money at this rate; None = at the planned one
     alternatives: tuple[Accelerator, ...] = ()  # other GPUs to try for decode at the same price
+    local: LocalModel | None = None  # a small model for short prompts
 
 
 class Comparison:

@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pdgate.plan.beside import HYBRID, OFFLINE, hybrid, offline_batch
+from pdgate.plan.binding import binding_of
 from pdgate.plan.compare import MOST_GPUS, Ask, Comparison, Option
-from pdgate.plan.fleet import Setting, Worker, workers_of
+from pdgate.plan.fleet import Setting, workers_of
 from pdgate.plan.money import Money, money_of
 from pdgate.plan.options import Load, load_of
 from pdgate.plan.pools import prompt_ms
 from pdgate.plan.queueing import NONE, Waits, wait
 from pdgate.plan.shapes import Kind, Shape
-from pdgate.plan.traffic import Traffic, Traffics
+from pdgate.plan.traffic import Traffics
 from pdgate.plan.workload import WorkloadError, mean, squared_cv
 
 WORTH = 0.30  # gain in goodput or saving in cost that makes a split worth its trouble
@@ -123,13 +125,13 @@ def decide(ask: Ask, traffics: Traffics, setting: Setting, progress: Callable[[s
         else min((s for s in (small_unified, small_split) if s), key=lambda s: s.price_per_hour, default=None)
     )
     options = search.options(found, base)
-    if len(ask.fleet) == 1 and ask.alternatives:
-        progress("other hardware for decode")
-        options += search.alternatives(base)
+    options += _beside(ask, traffics, setting, search, base, offline=offline, progress=progress)
     if offline and shape:
         rate = min(rate, shape[1])
     load = load_of(chosen, rate, traffics, setting) if chosen else None
-    binding = _binding(workers, traffics, setting, found)
+    if chosen is None:  # no fleet of these GPUs works: say what binds however many there are
+        workers = [workers_of(gpu, gpu.gpus_per_node, setting) for _, gpu in ask.fleet]
+    binding = binding_of(workers, traffics, setting, found)
     return Choice(
         verdict=verdict,
         reason=_explained(reason, verdict, chosen, binding),
@@ -146,6 +148,31 @@ def decide(ask: Ask, traffics: Traffics, setting: Setting, progress: Callable[[s
         smallest_split=_smallest_of(small_split),
         money=_money(ask, chosen, min(rate, ask.mean_rate_rps or rate), traffics, setting) if chosen else None,
     )
+
+
+def _beside(
+    ask: Ask,
+    traffics: Traffics,
+    setting: Setting,
+    search: Comparison,
+    base: float,
+    *,
+    offline: bool,
+    progress: Callable[[str], None],
+) -> list[Option]:
+    """Options that the verdict does not choose from: another model, other hardware, other targets."""
+    count, gpu = ask.fleet[0]
+    rows: list[Option | None] = []
+    if ask.local is not None:
+        progress(f"comparing: {HYBRID}")
+        rows.append(hybrid(ask.local, traffics, setting, gpu, count, base))
+    if len(ask.fleet) == 1 and ask.alternatives:
+        progress("comparing: other hardware for decode")
+        rows += search.alternatives(base)
+    if not offline:
+        progress(f"comparing: {OFFLINE}")
+        rows.append(offline_batch(traffics, setting, ask.fleet, base, worth=WORTH))
+    return [row for row in rows if row is not None]
 
 
 def expected_of(load: Load, rate_rps: float) -> Expected:
@@ -211,51 +238,6 @@ def _explained(reason: str, verdict: Verdict, chosen: Shape | None, binding: str
     if chosen is None:
         return f"{reason}, nor does any fleet of up to {MOST_GPUS} of these GPUs: {binding}"
     return f"{reason}: {binding}. The cheapest fleet that does: {chosen.text()}"
-
-
-def _binding(
-    workers: Sequence[list[Worker]],
-    traffics: Traffics,
-    setting: Setting,
-    found: dict[Kind, tuple[Shape, float] | None],
-) -> str:
-    """What runs out first, in words."""
-    kinds = [w for group in workers for w in group]
-    if not kinds:
-        return "GPU memory: the model does not fit with room for a few requests"
-    tau, limit = setting.target.tpot_ms, setting.target.ttft_ms
-    step = min(w.latency.decode.step_ms(1, round(traffics.moments.kv / traffics.moments.o)) for w in kinds)
-    if tau is not None and step > tau:
-        return (
-            f"memory bandwidth: a decode step of one request takes {step:.1f} ms alone, the TPOT target is {tau:g} ms"
-        )
-    traffic = traffics.whole(None)
-    if limit is not None:
-        late = min(_late_share(w, traffic, limit) for w in kinds)
-        if late > 1 - setting.attainment:
-            return (
-                f"prefill compute: {late:.0%} of the prompts take longer than the TTFT target of {limit:g} ms on an "
-                "idle worker"
-            )
-    widest = max((f for f in found.values() if f), key=lambda f: f[1], default=None)
-    if widest is None:
-        return "GPUs: too few workers for the traffic's burstiness at any rate"
-    load = load_of(widest[0], widest[1], traffics, setting)
-    outcome = load.split or load.unified
-    assert outcome is not None
-    shares = {
-        "prefill compute (TTFT)": outcome.first.busy,
-        "decode time (TPOT)": outcome.decode_busy,
-        "KV memory of the decode workers": outcome.step.kv_tokens / max(1, outcome.step.kv_capacity_tokens),
-        "the KV transfer link": outcome.link_busy,
-    }
-    return max(shares, key=lambda name: shares[name])
-
-
-def _late_share(worker: Worker, traffic: Traffic, limit_ms: float) -> float:
-    """Share of prompts that miss the TTFT target on an idle worker: structural, no fleet helps."""
-    times = prompt_ms(worker.latency, traffic)
-    return mean([float(worker.latency.front_ms + t > limit_ms) for t in times])
 
 
 def _rule(shape: Shape, traffics: Traffics, setting: Setting) -> Rule | None:

@@ -237,7 +237,7 @@ def _decode_columns(terms: Terms) -> list[float]:
         terms.attention_ms,
         terms.links_ms,
         float(terms.layers),
-        float(terms.moe_layers),
+        terms.moe_hops,
         terms.requests,
     ]
 

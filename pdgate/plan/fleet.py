@@ -8,6 +8,7 @@ from contracts.perf import LatencyModel
 from contracts.roofline import Accelerator, Deployment, Efficiency, ModelShape, kv_capacity_tokens, latency_model
 from contracts.slo import SloTarget
 from pdgate.plan.pools import decode_capacity_rps, decode_step_ms
+from pdgate.plan.speculation import Speculation
 from pdgate.plan.traffic import DecodeMoments
 from pdgate.plan.workload import WorkloadError
 
@@ -51,6 +52,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     speed_decode: float = 1.0
     attainment: float = 0.9
     mixing: float = 1.1  # kappa: cost of a prompt mixed into decode steps over its cost alone
+    speculation: Speculation | None = None
 
 
 def workers_of(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:
@@ -87,17 +89,19 @@ def _worker(gpu: Accelerator, use: Deployment, count: int, setting: Setting) -> 
     """A worker whose decode step is made linear around the batch it runs at its capacity."""
     link = line_rate(setting.network, gpu, use, count)
     batch = 32.0
+    drafts = setting.speculation
     for _ in range(3):
         latency = latency_model(
             setting.shape,
             gpu,
             use,
             setting.fit,
-            at_requests=batch,
+            at_requests=batch * (drafts.positions if drafts else 1),
             link_bytes_per_s=link,
             engine=setting.engine,
         )
-        latency = msgspec.structs.replace(latency, max_running=MAX_RUNNING)
+        decode = drafts.per_token(latency.decode) if drafts else latency.decode
+        latency = msgspec.structs.replace(latency, decode=decode, max_running=MAX_RUNNING)
         rate = decode_capacity_rps(latency, setting.moments, setting.target.tpot_ms)
         step = decode_step_ms(latency, setting.moments, rate)
         batch = min(float(MAX_RUNNING), max(2.0, rate / 1000 * step * setting.moments.o))

@@ -5,6 +5,7 @@ from html import escape
 
 from pdgate.plan.decide import WORTH
 from pdgate.plan.plan import Plan
+from pdgate.plan.sensitivity import SurfacePoint
 from pdgate.plan.svg import Line, bars, lines, shade
 from pdgate.plan.text import HEADLINES, money_lines, share, simulation, targets, traffic, workers
 from pdgate.plan.workload import Workload
@@ -145,19 +146,26 @@ def _sensitivity(plan: Plan) -> Iterable[str]:
 def _surface(plan: Plan) -> Iterable[str]:
     if not plan.surface:
         return
-    fleets = sorted({p.gpus for p in plan.surface})
-    yield "<h2>Break-even: gain by prompt length and size of the fleet</h2>"
-    yield '<p class="note">In each cell the gain, and the requests/s that the better fleet serves.</p>'
+    yield "<h2>Break-even: gain by prompt length, rate and network</h2>"
+    yield '<p class="note">In each cell the gain, and the requests/s that the better fleet of that size serves.</p>'
+    for network in dict.fromkeys(p.network for p in plan.surface):
+        name = f"one {network}/s card per worker" if network else "the fleet's own network"
+        yield f"<h3>{escape(name[0].upper() + name[1:])}</h3>"
+        yield _surface_table([p for p in plan.surface if p.network == network])
+
+
+def _surface_table(points: Sequence[SurfacePoint]) -> str:
+    fleets = sorted({p.gpus for p in points})
     head = "".join(f"<th>{gpus} GPUs</th>" for gpus in fleets)
     rows = []
-    for tokens in sorted({p.prompt_tokens for p in plan.surface}):
-        cells = {p.gpus: p for p in plan.surface if p.prompt_tokens == tokens}
+    for tokens in sorted({p.prompt_tokens for p in points}):
+        cells = {p.gpus: p for p in points if p.prompt_tokens == tokens}
         line = f"<td>{tokens:,.0f} uncached tokens</td>"
         for gpus in fleets:
             point = cells.get(gpus)
             line += _cell(point.split_rps, point.unified_rps) if point else "<td></td>"
         rows.append(f"<tr>{line}</tr>")
-    yield f'<table class="shaded"><tr><th>prompt</th>{head}</tr>{"".join(rows)}</table>'
+    return f'<table class="shaded"><tr><th>prompt</th>{head}</tr>{"".join(rows)}</table>'
 
 
 def _cell(split_rps: float, unified_rps: float) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from contracts.perf import LatencyModel
 from contracts.roofline import Accelerator, Efficiency, ModelShape
 from contracts.slo import SloTarget
-from pdgate.plan.compare import Ask, Option
+from pdgate.plan.compare import Ask, LocalModel, Option
 from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
 from pdgate.plan.fleet import Setting
 from pdgate.plan.money import Money, PerMillion, Prices
@@ -15,8 +15,17 @@ from pdgate.plan.played import Agreement, agreement_of
 from pdgate.plan.portrait import Portrait, portray
 from pdgate.plan.sensitivity import Sensitivity, SurfacePoint, sensitivity_of, surface_of
 from pdgate.plan.shapes import Kind
+from pdgate.plan.speculation import Speculation
 from pdgate.plan.traffic import Traffics
 from pdgate.plan.workload import Workload, mean
+
+FP8_CAVEAT = (
+    "an FP8 cache halves KV bytes and changes answers slightly (formats: Micikevicius et al., arXiv 2209.05433; what "
+    "coarser caches lose: Liu et al., KIVI, ICML 2024): measure quality on your own tasks before you rely on it"
+)
+
+
+DECISION_STEPS, SIMULATION_STEPS, SURFACE_STEPS = 31, 4, 5  # messages of each part, for the bar
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +49,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     operations_per_hour: float = 0.0
     prices: Prices | None = None
     alternatives: tuple[Accelerator, ...] = ()
+    local: LocalModel | None = None
+    speculation: Speculation | None = None
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +105,7 @@ def make_plan(
     *,
     with_simulation: bool = True,
     with_surface: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str, float], None] = lambda _now, _share: None,
 ) -> Plan:
     """Return the plan for a question.
 
@@ -102,12 +113,14 @@ def make_plan(
         question: what to plan for.
         with_simulation: also play the fleets under the production policy.
         with_surface: also compute the break-even surface.
-        progress: told what is being done.
+        progress: told what is being done and the share (0 to 1) of the work that is behind.
 
     Raises:
         WorkloadError: the question cannot be answered as asked (too many kinds of GPU, a bad network).
     """
-    progress("reading the traffic")
+    stages = _Stages(progress, with_simulation=with_simulation, with_surface=with_surface)
+    told = stages.tell
+    told("reading the traffic")
     mean_rate = question.workload.rate_rps * question.growth
     workload = question.workload.at_rate(mean_rate * question.peak)
     traffics = Traffics(workload, question.target)
@@ -122,6 +135,7 @@ def make_plan(
         network=question.network,
         attainment=question.attainment,
         mixing=question.mixing,
+        speculation=question.speculation,
     )
     ask = Ask(
         fleet=question.fleet,
@@ -131,12 +145,26 @@ def make_plan(
         prices=question.prices,
         mean_rate_rps=mean_rate,
         alternatives=question.alternatives,
+        local=question.local,
     )
-    choice = decide(ask, traffics, setting, progress)
-    simulation = agreement_of(workload, setting, choice, progress) if with_simulation else None
-    sensitivity = sensitivity_of(ask, traffics, setting, choice, progress)
-    surface = surface_of(ask, traffics, setting, choice, progress) if with_surface else []
+    choice = decide(ask, traffics, setting, told)
+    simulation = agreement_of(workload, setting, choice, told) if with_simulation else None
+    sensitivity = sensitivity_of(ask, traffics, setting, choice, told)
+    surface = surface_of(ask, traffics, setting, choice, told) if with_surface else []
     return _answer(question, workload, choice, simulation, sensitivity, surface)
+
+
+class _Stages:
+    """Turns "now this" into a share of the work: the number of messages is known beforehand to a few."""
+
+    def __init__(self, progress: Callable[[str, float], None], *, with_simulation: bool, with_surface: bool) -> None:
+        self._progress = progress
+        self._total = DECISION_STEPS + SIMULATION_STEPS * with_simulation + SURFACE_STEPS * with_surface
+        self._done = 0
+
+    def tell(self, now: str) -> None:
+        self._progress(now, min(0.99, self._done / self._total))
+        self._done += 1
 
 
 def _answer(
@@ -207,7 +235,14 @@ def _assumptions(question: Question, workload: Workload) -> list[str]:
         f"{question.attainment:.0%} of the requests meet both targets; TPOT is a request's mean gap",
     ]
     if question.kv == "fp8":
-        known.append("an FP8 cache changes answers slightly: measure quality on your own tasks before you rely on it")
+        known.append(FP8_CAVEAT)
+    if question.speculation is not None:
+        drafts = question.speculation
+        known.append(
+            f"speculation: {drafts.drafted_tokens} drafted tokens a step, {drafts.acceptance:.0%} of them accepted "
+            f"({drafts.tokens_per_step:.2f} tokens a step); drafting and verifying both take decode time; the draft's "
+            "memory is not counted"
+        )
     if question.peak != 1 or question.growth != 1:
         known.append(
             f"sized for {question.peak:g} x the mean rate of {workload.rate_rps / question.peak:.2f} requests/s; "

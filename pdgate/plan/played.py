@@ -27,6 +27,9 @@ from scheduler.simulator.setup import Setup
 SAMPLE, MOST, SPAN_S = 1500, 6000, 60.0  # requests played: at least, at most, and else as many seconds
 BISECTIONS = 4
 CLOSE = 0.05  # attainments this near agree
+OVERLOADED = 0.02  # attainment below which the closed form says that queues grow without end
+ENDLESS = "beyond its capacity a queue grows without end in closed form; the requests played only begin it"
+ORDERED = "near its limit a fleet does better under deadline order than first come, first served"
 MIXED_STEP = 0.9  # share of the TPOT target that a mixed step aims at
 
 
@@ -180,10 +183,8 @@ def _difference(fleets: list[Played], wanted: float, closed: float | None, simul
     ]
     parts = []
     if apart:
-        parts.append(
-            "; ".join(apart)
-            + " (near its limit a fleet does better under deadline order than first come, first served)"
-        )
+        full = all(f.closed_form < OVERLOADED for f in fleets if abs(f.closed_form - f.simulated) > CLOSE)
+        parts.append("; ".join(apart) + f" ({ENDLESS if full else ORDERED})")
     if closed is not None and simulated is not None and (closed >= WORTH) != (simulated >= WORTH):
         parts.append(
             f"the gain of a split is {closed:+.0%} in closed form and {simulated:+.0%} simulated, on different sides "

@@ -35,7 +35,30 @@ def scheduler_toml(plan: Plan) -> str:
         lines.append(f"tpot_ms = {plan.target.tpot_ms:g}")
     for role, latency in plan.latency.items():
         lines += _table(f"latency.{role}", msgspec.to_builtins(latency))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_catalogue(plan)]) + "\n"
+
+
+def _catalogue(plan: Plan) -> list[str]:
+    """The part that goes into the catalogue, which gateway and scheduler read."""
+    if not plan.latency:
+        return []
+    first = plan.latency.get("prefill") or plan.latency["unified"]
+    then = plan.latency.get("decode") or plan.latency["unified"]
+    costs = msgspec.structs.replace(then, prefill=first.prefill, transfer=first.transfer, front_ms=first.front_ms)
+    model = f"models.{_text(plan.model)}"
+    target = {name: getattr(plan.target, name) for name in ("ttft_ms", "tpot_ms")}
+    lines = [
+        "",
+        "# For models.toml, under the model's own name: what gateway and scheduler start from. The pool's one set of",
+        "# costs has the prefill workers' prefill and the decode workers' decode. To run it on one machine:",
+        f"# pdgate up --prefill {plan.prefill} --decode {plan.decode} --unified {plan.unified}",
+        f"[{model}]",
+        f"hand_off = {_text(plan.hand_off or 'direct')}",
+    ]
+    kept = {name: value for name, value in target.items() if value is not None}
+    if kept:
+        lines += _table(f"{model}.tiers.default", kept)
+    return lines + _table(f"{model}.latency", msgspec.to_builtins(costs))
 
 
 def _table(name: str, values: dict[str, Any]) -> list[str]:

@@ -16,11 +16,12 @@ from pdgate.plan.options import best
 from pdgate.plan.shapes import Kind, Shape, split_shapes, unified_shapes
 from pdgate.plan.traffic import Traffics
 
-PREFILL_ERROR, DECODE_ERROR = 0.24, 0.175  # MAPE of the shipped fit on groups it never saw
+PREFILL_ERROR, DECODE_ERROR = 0.24, 0.168  # MAPE of the shipped fit on groups it never saw
 MIXINGS = (1.0, 1.5)  # range of kappa in public measurements
 PROMPT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FLEET_FACTORS = (0.5, 1.0, 2.0, 4.0)
 NETWORKS_GB = (0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
+SURFACE_NETWORKS = ("", "200Gb", "25Gb")  # the fleet's own, one fast card per worker, one slow card
 LARGEST_SURFACE = 256  # GPUs
 
 
@@ -34,8 +35,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurfacePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The gain at one prompt length and fleet size."""
+    """The gain at one prompt length, fleet size (which sets the rate) and network."""
 
+    network: str  # per worker; "" = the fleet's own
     prompt_tokens: float
     gpus: int
     split_rps: float  # the rate such a fleet serves when split
@@ -78,13 +80,19 @@ class _Bench:
         self, setting: Setting | None = None, traffics: Traffics | None = None, *, gpus: int | None = None
     ) -> tuple[float, float]:
         """Capacity of the best unified fleet and of the best split, requests per second."""
-        setting, traffics, gpus = setting or self.setting, traffics or self.traffics, gpus or self.count
+        traffics = traffics or self.traffics
+        setting = msgspec.structs.replace(setting or self.setting, moments=traffics.moments)
+        gpus = gpus or self.count
+        one = best(unified_shapes(workers_of(self._gpu, gpus, setting), gpus), traffics, setting)
+        return (one[1] if one else 0.0), self.split_rps(setting, traffics, gpus)
+
+    def split_rps(self, setting: Setting, traffics: Traffics, gpus: int) -> float:
+        """Capacity of the best split, requests per second."""
         setting = msgspec.structs.replace(setting, moments=traffics.moments)
         workers = workers_of(self._gpu, gpus, setting)
-        one = best(unified_shapes(workers, gpus), traffics, setting)
         prefill, decode = self._like(workers, self._prefill.gpus), self._like(workers, self._decode.gpus)
         two = best(split_shapes(self._kind, prefill, decode, gpus), traffics, setting)
-        return (one[1] if one else 0.0), (two[1] if two else 0.0)
+        return two[1] if two else 0.0
 
     @staticmethod
     def _like(workers: Sequence[Worker], gpus: int) -> list[Worker]:
@@ -128,15 +136,19 @@ def surface_of(
         return []
     bench = _Bench(ask, traffics, setting, choice)
     points = []
+    fleets = [gpus for f in FLEET_FACTORS if 2 <= (gpus := round(bench.count * f)) <= LARGEST_SURFACE]
     for factor in PROMPT_FACTORS:
         scaled = traffics.scaled(prompt=factor)
         tokens = scaled.whole(0).mean_uncached_tokens
         progress(f"break-even: prompts of {tokens:.0f} tokens")
-        for times in FLEET_FACTORS:
-            gpus = round(bench.count * times)
-            if 2 <= gpus <= LARGEST_SURFACE:
-                one, two = bench.capacities(traffics=scaled, gpus=gpus)
-                points.append(SurfacePoint(prompt_tokens=tokens, gpus=gpus, split_rps=two, unified_rps=one))
+        for gpus in fleets:
+            unified, own = bench.capacities(traffics=scaled, gpus=gpus)
+            for network in SURFACE_NETWORKS:
+                linked = msgspec.structs.replace(setting, network=network)
+                split = bench.split_rps(linked, scaled, gpus) if network else own
+                points.append(
+                    SurfacePoint(network=network, prompt_tokens=tokens, gpus=gpus, split_rps=split, unified_rps=unified)
+                )
     return points
 
 

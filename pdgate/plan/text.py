@@ -31,6 +31,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         )
     console.print()
     console.print(_options(plan))
+    for option in plan.options:
+        if option.note and option.capacity_rps:
+            console.print(f"{option.name}: {option.note}")
     console.print(f"runs out first: {plan.binding}")
     if plan.rule is not None:
         sign = ">" if plan.rule.pays else "<="
@@ -78,9 +81,9 @@ def targets(plan: Plan) -> str:
 def traffic(plan: Plan) -> str:
     """The traffic in words."""
     seen = plan.workload
+    lengths = f"prompts {seen.prompt.mean:.0f} (P99 {seen.prompt.p99:.0f}), answers {seen.output.mean:.0f} tokens"
     parts = [
-        f"Traffic: {seen.name}, prompts {seen.prompt.mean:.0f} (P99 {seen.prompt.p99:.0f}), answers "
-        f"{seen.output.mean:.0f} tokens, at most 512 tokens {seen.short_share:.0%}",
+        f"Traffic: {seen.name}, {lengths}, at most 512 tokens {seen.short_share:.0%}",
         f"input:output {seen.input_per_output:.1f}{_drift(plan)}",
         f"arrival CV {seen.arrival_cv:.1f} (variance over mean of a second's arrivals {seen.bursts[0].dispersion:.1f})",
     ]
@@ -142,14 +145,14 @@ def _options(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("option", "workers", "requests/s", "gain", "attained", "per hour"):
         table.add_column(column, justify="left" if column in ("option", "workers") else "right")
+    one = "" if "," in plan.fleet else " on " + plan.fleet.partition("x")[2]
     for option in plan.options:
-        text = option.workers if not option.note else f"{option.workers} ({option.note})"
         if not option.capacity_rps:
             table.add_row(option.name, option.note, "-", "-", "-", "-")
             continue
         table.add_row(
             option.name,
-            text,
+            option.workers.replace(one, "") if one else option.workers,
             f"{option.capacity_rps:.2f}",
             share(option.gain),
             f"{option.attainment:.0%}",

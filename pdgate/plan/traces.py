@@ -59,7 +59,8 @@ def _read(file: Path, first: str, rest: Iterable[tuple[int, str]]) -> Workload:
         probe = msgspec.json.decode(first)
     except msgspec.DecodeError:
         raise WorkloadError(
-            f"{file}:1: neither an Azure CSV, a Mooncake JSONL, a decision log nor an OpenAI-style request log in JSON lines"
+            f"{file}:1: neither an Azure CSV, a Mooncake JSONL, a decision log nor an OpenAI-style request log "
+            "in JSON lines"
         ) from None
     lines = [(1, first), *rest]
     if isinstance(probe, dict) and "input_length" in probe:

@@ -176,6 +176,29 @@ class Traffics:
         workload = msgspec.structs.replace(self._workload, requests=requests)
         return Traffics(workload, self._target, find_cached=find_cached, burstiness=self._burstiness * burstiness)
 
+    def retargeted(self, target: SloTarget) -> "Traffics":
+        """Return the same traffic under other targets, which set the windows of its burstiness."""
+        return Traffics(self._workload, target, find_cached=self._hits, burstiness=self._burstiness)
+
+    def by_prompt(self, most_tokens: int) -> tuple["Traffics", "Traffics", float] | None:
+        """Return the traffic of prompts of at most so many tokens, that of the others, and the share of the former.
+
+        None if either has fewer than two requests.
+        """
+        short = [r for r in self._workload.requests if r.prompt_tokens <= most_tokens]
+        long = [r for r in self._workload.requests if r.prompt_tokens > most_tokens]
+        if min(len(short), len(long)) < 2:
+            return None
+        one, two = (
+            Traffics(
+                msgspec.structs.replace(self._workload, requests=tuple(part)),
+                self._target,
+                burstiness=self._burstiness,
+            )
+            for part in (short, long)
+        )
+        return one, two, len(short) / len(self._workload.requests)
+
     def whole(self, cache_tokens: float | None) -> Traffic:
         """Return all traffic with caches of that size; None = unlimited."""
         size = _rounded(cache_tokens)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-
 HOUR_S = 3600.0
 DAY_HOURS = 24
 LEAST_HOURS = 6  # of a trace that has a daily curve

@@ -112,11 +112,8 @@ def test_a_log_without_an_answer_and_a_torn_log_say_what_is_wrong(tmp_path):
 
 def test_a_daily_curve_folds_days_onto_each_other_and_sizes_the_fleet():
     """Two days of one request an hour but three in each day's last hour: 26 a day, so that hour is 3 / (26/24)."""
-    requests = []
-    for hour in range(48):
-        for i in range(3 if hour % 24 == 23 else 1):
-            requests.append(Request(arrival_s=hour * 3600 + 600.0 * i, prompt_tokens=10, output_tokens=10))
-    requests.append(Request(arrival_s=48 * 3600.0, prompt_tokens=10, output_tokens=10))
+    times = [hour * 3600 + 600.0 * i for hour in range(48) for i in range(3 if hour % 24 == 23 else 1)]
+    requests = [Request(arrival_s=t, prompt_tokens=10, output_tokens=10) for t in (*times, 48 * 3600.0)]
     load = workload_of(requests, name="days")
     assert len(load.hourly) == 24
     assert load.hourly[23] == pytest.approx(3 / (26 / 24))
