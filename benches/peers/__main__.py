@@ -1,0 +1,108 @@
+"""Other gateways beside pdgate, in one run.
+
+Each system is started anew for each round, and the rounds take turns, so that what a busy machine does to one it does
+to all. What a system is and what its figures include: benches/peers/systems.py; the loads: benches/peers/loads.py.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benches.__main__ import machine
+from benches.peers.loads import Round, play
+from benches.peers.report import figures, losses, markdown, table
+from benches.peers.systems import System, systems
+from tests.processes import REPOSITORY
+
+RESULTS = REPOSITORY / "benches" / "results" / "peers.json"
+
+
+async def one_round(system: System) -> Round:
+    folder = Path(tempfile.mkdtemp(prefix="pdgate-peers-"))
+    try:
+        async with system.start(folder) as running:
+            return await play(running)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Run the rounds, print where pdgate loses, then everything, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--only", nargs="*", help="systems whose names begin so; writes nothing")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    chosen = [s for s in systems() if not arguments.only or s.name.startswith(tuple(arguments.only))]
+    rounds: dict[str, list[Round]] = {}
+    failed: dict[str, str] = {}
+    busy = []
+    for number in range(arguments.repeats):
+        for system in chosen:
+            if system.name in failed:
+                continue
+            start_s = time.monotonic()
+            try:
+                rounds.setdefault(system.name, []).append(asyncio.run(one_round(system)))
+            except Exception as error:  # noqa: BLE001 - a peer that cannot run here is a finding, not the end
+                cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                failed[system.name] = f"{type(cause).__name__}: {cause}"[:800]
+            busy.append(round(os.getloadavg()[0], 1))
+            told = failed.get(system.name, f"{time.monotonic() - start_s:.0f} s")
+            print(f"  round {number + 1} of {arguments.repeats}, {system.name}: {told}", file=sys.stderr, flush=True)
+    found = {s.name: figures(rounds[s.name]) for s in chosen if len(rounds.get(s.name, [])) == arguments.repeats}
+    show(found, failed)
+    if not arguments.only:
+        write(arguments, chosen, found, failed, busy)
+
+
+def show(found: dict[str, Any], failed: dict[str, str]) -> None:
+    ours = next((name for name in found if name.startswith("pdgate")), None)
+    if ours is not None:
+        print("Where pdgate loses:")
+        print("\n".join(f"  {line}" for line in losses(found, ours)) or "  nowhere")
+    for name, why in failed.items():
+        print(f"Not run: {name}: {why}")
+    Console(width=200).print(table(found))
+
+
+def write(
+    arguments: argparse.Namespace,
+    chosen: list[System],
+    found: dict[str, Any],
+    failed: dict[str, str],
+    busy: list[float],
+) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    ours = next((name for name in found if name.startswith("pdgate")), None)
+    result = {
+        "losses": losses(found, ours) if ours is not None else [],
+        "systems": {
+            s.name: {"protocol": s.protocol, "does": s.does, "command": s.command, **found[s.name]}
+            for s in chosen
+            if s.name in found
+        },
+        "not_run": failed,
+        "markdown": markdown(found),
+        "load_average": busy,  # after each system's round, of all work on the machine
+        "commit": commit.stdout.strip(),
+        "machine": machine(),
+        "command": f"python -m benches.peers --repeats {arguments.repeats}",
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

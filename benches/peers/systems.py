@@ -1,0 +1,306 @@
+"""What is compared: how each is started, where its client connects, and which processes are its own."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import msgspec
+
+from benches import load
+from benches.__main__ import CATALOG, INSTANT, registered, services
+from benches.direct import DirectClient
+from benches.peers.environments import environment
+from benches.peers.worker import MODEL
+from pdgate.models import timed_models
+from pdgate.services import Service
+from tests.processes import REPOSITORY, Stack, free_port, until
+
+PROMPT = "Tell me a story about a lighthouse keeper who counts ships. " * 2
+START_S = 90.0
+KEY = "sk-bench"
+
+
+class Straight(Protocol):
+    """Times to the first token of one-token requests straight to a worker, ms."""
+
+    async def __call__(self, *, count: int, quick_ack: bool) -> list[float]: ...
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """One started system."""
+
+    port: int
+    key: str
+    pids: Mapping[str, int]  # the system's own processes; children are counted with them
+    worker_pids: Mapping[str, int]
+    straight_ms: Straight
+    tick: Callable[[float], AbstractAsyncContextManager["Running"]]
+
+    def request(self, tokens: int) -> bytes:
+        """Return one streaming request of so many tokens."""
+        return load.chat_request(f"127.0.0.1:{self.port}", self.key, MODEL, prompt=PROMPT, max_tokens=tokens)
+
+
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table. `does` is what its figures include."""
+
+    name: str
+    protocol: str
+    does: str
+    command: str  # as it was started, for people
+    start: Callable[[Path], AbstractAsyncContextManager[Running]]
+
+
+def pdgate() -> System:
+    """The whole stack: gateway, scheduler, billing, Valkey, PostgreSQL, a timed pair."""
+    return System(
+        name="pdgate, prefill and decode",
+        protocol="gRPC step batches",
+        does="keys, limits, budget, chat template and tokens, durable queue, tenant fairness, scheduling by targets, "
+        "metering by phase, ledger",
+        command="python -m gateway, scheduler, billing; Valkey and PostgreSQL; two timed workers",
+        start=_pdgate,
+    )
+
+
+def routers() -> list[System]:
+    """The two Rust routers, plain and split."""
+    found = []
+    for package, version, program, extra in (
+        ("sglang-router", "0.3.2", ("python", "-m", "sglang_router.launch_router"), ()),
+        ("smg", "1.13.0", ("smg", "launch"), ("--disable-tokenizer-autoload",)),
+    ):
+        for split in (False, True):
+            tail = ("--pd-disaggregation", "--prefill URL PORT", "--decode URL") if split else ("--worker-urls URL",)
+            found.append(
+                System(
+                    name=f"{package} {version}, {'prefill and decode' if split else 'plain'}",
+                    protocol="HTTP, SGLang's",
+                    does="forwards bytes; chooses a worker" + (" pair, adds bootstrap room" if split else ""),
+                    command=" ".join((*program, *tail, "--policy round_robin", *extra)),
+                    start=_router(package, program, extra, split=split),
+                )
+            )
+    return found
+
+
+def litellm() -> System:
+    """LiteLLM's proxy with one OpenAI-compatible deployment and a master key; no database."""
+    return System(
+        name="LiteLLM 1.106.12",
+        protocol="HTTP, OpenAI's",
+        does="one key, translation between providers, counts tokens and cost in memory; no database",
+        command="litellm --config (one openai/ deployment, a master key) --num_workers 1",
+        start=_litellm,
+    )
+
+
+def systems() -> list[System]:
+    """All of them."""
+    return [pdgate(), *routers(), litellm()]
+
+
+@asynccontextmanager
+async def _pdgate(folder: Path) -> AsyncIterator[Running]:
+    _catalogues(folder)
+    async with _databases(folder) as (valkey, postgres):
+        stack = Stack(
+            folder=folder,
+            redis_url=valkey.url,
+            database_url=postgres.url,
+            catalog_file=folder / "models.toml",
+            models_dir=timed_models(folder / "models", {MODEL}),
+        )
+        await stack.seed()
+        stack.add_gateway()
+        stack.add_scheduler()
+        stack.add_billing()
+        stack.start()
+        own = {name: process.pid for name, process in stack.processes.items()}
+        own |= {"valkey": valkey.process.pid, "postgres": postgres.process.pid}
+
+        @asynccontextmanager
+        async def tick(step_ms: float) -> AsyncIterator[Running]:
+            environ = {**INSTANT, "WORKER_STEP_MS": str(step_ms)}
+            names = ("prefill-0", "decode-0")
+            for name in names:
+                stack.add_worker(name, role=name.partition("-")[0], environ=environ)
+            alone = {"WORKER_CATALOG": str(folder / "direct.toml")}  # a pool that no scheduler and no gateway knows
+            stack.add_worker("direct-0", role="unified", pool="direct", environ=environ | alone)
+            stack.start(*names, "direct-0")
+            try:
+                await stack.ready()
+                pids = {name: stack.processes[name].pid for name in names}
+                yield msgspec.structs.replace(running, worker_pids=pids)
+            finally:
+                for name in (*names, "direct-0"):
+                    stack.processes[name].terminate()
+                for name in (*names, "direct-0"):
+                    stack.processes[name].wait(10)
+                await stack.unready()
+
+        async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
+            del quick_ack  # gRPC acknowledges as its transport does
+            registration = await registered(stack, "direct", "direct-0")
+            direct = DirectClient(registration.address, worker_epoch=registration.epoch)
+            ready = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                link = tasks.create_task(direct.run(ready))
+                async with asyncio.timeout(10):
+                    await ready.wait()
+                seen = [await direct.one(list(range(100, 140)), 1) for _ in range(count)]
+                link.cancel()
+            return [(one.first - one.started) * 1000 for one in seen]
+
+        running = Running(
+            port=stack.gateway_port, key=stack.api_key, pids=own, worker_pids={}, straight_ms=straight_ms, tick=tick
+        )
+        try:
+            yield running
+        finally:
+            stack.stop()
+
+
+@asynccontextmanager
+async def _databases(folder: Path) -> AsyncIterator[tuple[Service, Service]]:
+    """Run both databases; starting and stopping them blocks, so a thread does it."""
+    both = services(folder)
+    started = await asyncio.to_thread(both.__enter__)
+    try:
+        yield started
+    finally:
+        await asyncio.to_thread(both.__exit__, None, None, None)
+
+
+def _catalogues(folder: Path) -> None:
+    folder.chmod(0o755)
+    (folder / "models.toml").write_text(CATALOG)
+    (folder / "direct.toml").write_text(CATALOG.replace("models.tiny", "models.direct"))
+
+
+def _router(
+    package: str, program: Sequence[str], extra: Sequence[str], *, split: bool
+) -> Callable[[Path], AbstractAsyncContextManager[Running]]:
+    @asynccontextmanager
+    async def start(folder: Path) -> AsyncIterator[Running]:
+        executables = environment(package)
+        roles = ("prefill", "decode") if split else ("unified",)
+        async with _workers(folder, roles) as (ports, worker_pids):
+            port = free_port()
+            urls = [f"http://127.0.0.1:{ports[role]}" for role in roles]
+            placed: tuple[str, ...]
+            if split:
+                placed = ("--pd-disaggregation", "--prefill", urls[0], str(free_port()), "--decode", urls[1])
+            else:
+                placed = ("--worker-urls", urls[0])
+            argv = [
+                *(str(executables / program[0]), *program[1:], "--host", "127.0.0.1", "--port", str(port)),
+                *("--policy", "round_robin", "--log-level", "warn", "--prometheus-port", str(free_port())),
+                *("--max-concurrent-requests", "2048", *extra, *placed),
+            ]
+            async with _served(folder, package, argv, port) as pid:
+                yield _running(port, {package: pid}, worker_pids, ports)
+
+    return start
+
+
+@asynccontextmanager
+async def _litellm(folder: Path) -> AsyncIterator[Running]:
+    executables = environment("litellm")
+    async with _workers(folder, ("unified",)) as (ports, worker_pids):
+        port = free_port()
+        config = folder / "litellm.yaml"
+        config.write_text(
+            f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
+            f"      api_base: http://127.0.0.1:{ports['unified']}/v1\n      api_key: none\n"
+            f"general_settings:\n  master_key: {KEY}\n"
+        )
+        argv = [
+            *(str(executables / "litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)),
+            *("--num_workers", "1", "--telemetry", "False"),
+        ]
+        environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        async with _served(folder, "litellm", argv, port, environ) as pid:
+            yield _running(port, {"litellm": pid}, worker_pids, ports)
+
+
+def _running(port: int, pids: dict[str, int], worker_pids: dict[str, int], ports: dict[str, int]) -> Running:
+    @asynccontextmanager
+    async def tick(step_ms: float) -> AsyncIterator[Running]:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for worker_port in ports.values():
+                (
+                    await client.post(f"http://127.0.0.1:{worker_port}/clock", json={"step_ms": step_ms})
+                ).raise_for_status()
+        yield running
+
+    async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
+        worker_port = ports.get("decode") or ports["unified"]
+        request = load.chat_request(f"127.0.0.1:{worker_port}", KEY, MODEL, prompt=PROMPT, max_tokens=1)
+        streams = await load.run("127.0.0.1", worker_port, [[request] * count], quick_ack=quick_ack)
+        return [stream.ttfb_ms for stream in streams]
+
+    running = Running(port=port, key=KEY, pids=pids, worker_pids=worker_pids, straight_ms=straight_ms, tick=tick)
+    return running
+
+
+@asynccontextmanager
+async def _workers(folder: Path, roles: Sequence[str]) -> AsyncIterator[tuple[dict[str, int], dict[str, int]]]:
+    """Give ports and process ids of HTTP workers by their role."""
+    ports = {role: free_port() for role in roles}
+    async with contextlib.AsyncExitStack() as stack:
+        pids = {}
+        for role, port in ports.items():
+            argv = [sys.executable, "-m", "benches.peers.worker", "--port", str(port), "--role", role]
+            pids[f"worker {role}"] = await stack.enter_async_context(_served(folder, f"worker-{role}", argv, port))
+        yield ports, pids
+
+
+@asynccontextmanager
+async def _served(
+    folder: Path, name: str, argv: list[str], port: int, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[int]:
+    """Run a process of a group of its own until it names the model; give its id, and end the group afterwards."""
+    log = folder / f"{name}.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(  # noqa: ASYNC220 - it only forks; what it does is waited for below
+            argv,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environ or {})},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+    async def serves() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"{name} ended with {process.returncode}: {log.read_text()[-600:]}")
+        try:
+            answer = await client.get("/v1/models")
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200 and MODEL in answer.text
+
+    try:
+        base = f"http://127.0.0.1:{port}"
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=5, trust_env=False) as client:
+            await until(serves, START_S, every_s=0.2)
+        yield process.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(8)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
