@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,29 +42,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--only", nargs="*", help="systems whose names begin so; writes nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, after each round")
     arguments = parser.parse_args()
     chosen = [s for s in systems() if not arguments.only or s.name.startswith(tuple(arguments.only))]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whatever ends this ends what it started
     rounds: dict[str, list[Round]] = {}
     failed: dict[str, str] = {}
-    busy = []
+    busy: list[float] = []
+    found: dict[str, Any] = {}
     for number in range(arguments.repeats):
         for system in chosen:
             if system.name in failed:
                 continue
             start_s = time.monotonic()
             try:
-                rounds.setdefault(system.name, []).append(asyncio.run(one_round(system)))
+                seen = asyncio.run(one_round(system))
+                rounds.setdefault(system.name, []).append(seen)
             except Exception as error:  # noqa: BLE001 - a peer that cannot run here is a finding, not the end
                 cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
                 failed[system.name] = f"{type(cause).__name__}: {cause}"[:800]
             busy.append(round(os.getloadavg()[0], 1))
             told = failed.get(system.name, f"{time.monotonic() - start_s:.0f} s")
             print(f"  round {number + 1} of {arguments.repeats}, {system.name}: {told}", file=sys.stderr, flush=True)
-    found = {s.name: figures(rounds[s.name]) for s in chosen if len(rounds.get(s.name, [])) == arguments.repeats}
+        found = {s.name: figures(rounds[s.name]) for s in chosen if rounds.get(s.name)}
+        if not arguments.only:
+            write(arguments, chosen, found, failed, busy)
     show(found, failed)
-    if not arguments.only:
-        write(arguments, chosen, found, failed, busy)
 
 
 def show(found: dict[str, Any], failed: dict[str, str]) -> None:
@@ -101,7 +105,6 @@ def write(
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     quick = [_added(r, "quick ack") for r in rounds]
     light = [r.light for r in rounds if r.light is not None]
     return {
+        "rounds": len(rounds),
         "cpu_us_per_token": _spread([r.loaded.system_us for r in rounds]),
         "cpu_us_per_token_light": _spread([one.system_us for one in light]) if light else None,
         "cpu_us_per_request": _spread([r.requests_loaded.system_us for r in rounds]),
