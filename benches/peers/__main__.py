@@ -17,15 +17,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from benches.__main__ import machine
+from benches.peers import faults
 from benches.peers.loads import Round, play
 from benches.peers.report import figures, losses, markdown, table
 from benches.peers.systems import System, systems
 from tests.processes import REPOSITORY
 
 RESULTS = REPOSITORY / "benches" / "results" / "peers.json"
+FAULTS = RESULTS.with_name("peers_faults.json")
 
 
 async def one_round(system: System) -> Round:
@@ -37,15 +40,28 @@ async def one_round(system: System) -> Round:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+async def one_fault(system: System) -> faults.Fault:
+    folder = Path(tempfile.mkdtemp(prefix="pdgate-peers-"))
+    try:
+        async with system.start(folder, copies=2) as running:
+            return await faults.play(running)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     """Run the rounds, print where pdgate loses, then everything, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--only", nargs="*", help="systems whose names begin so; writes nothing")
+    parser.add_argument("--faults", action="store_true", help="kill a worker under streams instead of measuring")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, after each round")
     arguments = parser.parse_args()
-    chosen = [s for s in systems() if not arguments.only or s.name.startswith(tuple(arguments.only))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whatever ends this ends what it started
+    chosen = [s for s in systems() if not arguments.only or s.name.startswith(tuple(arguments.only))]
+    if arguments.faults:
+        write_faults(chosen, save=not arguments.only)
+        return
     rounds: dict[str, list[Round]] = {}
     failed: dict[str, str] = {}
     busy: list[float] = []
@@ -68,6 +84,19 @@ def main() -> None:
         if not arguments.only:
             write(arguments, chosen, found, failed, busy)
     show(found, failed)
+
+
+def write_faults(chosen: list[System], *, save: bool) -> None:
+    """Print how answers ended when a worker died, and write it beside the figures."""
+    found: dict[str, Any] = {}
+    for system in chosen:
+        try:
+            found[system.name] = msgspec.to_builtins(asyncio.run(one_fault(system)))
+        except Exception as error:  # noqa: BLE001 - a peer that cannot run here is a finding, not the end
+            found[system.name] = {"not_run": f"{type(error).__name__}: {error}"[:800]}
+        print(f"{system.name}: {found[system.name]}", flush=True)
+    if save:
+        FAULTS.write_text(json.dumps({"systems": found, "machine": machine()}, indent=1) + "\n")
 
 
 def show(found: dict[str, Any], failed: dict[str, str]) -> None:

@@ -49,6 +49,12 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
         return load.chat_request(f"127.0.0.1:{self.port}", self.key, MODEL, prompt=PROMPT, max_tokens=tokens)
 
 
+class Start(Protocol):
+    """Starts a system in a folder, with so many workers that decode."""
+
+    def __call__(self, folder: Path, copies: int = 1) -> AbstractAsyncContextManager[Running]: ...
+
+
 class System(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table. `does` is what its figures include."""
 
@@ -56,7 +62,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     does: str
     command: str  # as it was started, for people
-    start: Callable[[Path], AbstractAsyncContextManager[Running]]
+    start: Start
 
 
 def pdgate() -> System:
@@ -109,7 +115,7 @@ def systems() -> list[System]:
 
 
 @asynccontextmanager
-async def _pdgate(folder: Path) -> AsyncIterator[Running]:
+async def _pdgate(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
     _catalogues(folder)
     async with _databases(folder) as (valkey, postgres):
         stack = Stack(
@@ -130,7 +136,7 @@ async def _pdgate(folder: Path) -> AsyncIterator[Running]:
         @asynccontextmanager
         async def tick(step_ms: float) -> AsyncIterator[Running]:
             environ = {**INSTANT, "WORKER_STEP_MS": str(step_ms)}
-            names = ("prefill-0", "decode-0")
+            names = ("prefill-0", *(f"decode-{number}" for number in range(copies)))
             for name in names:
                 stack.add_worker(name, role=name.partition("-")[0], environ=environ)
             alone = {"WORKER_CATALOG": str(folder / "direct.toml")}  # a pool that no scheduler and no gateway knows
@@ -142,7 +148,7 @@ async def _pdgate(folder: Path) -> AsyncIterator[Running]:
                 yield msgspec.structs.replace(running, worker_pids=pids)
             finally:
                 for name in (*names, "direct-0"):
-                    stack.processes[name].terminate()
+                    stack.processes[name].terminate()  # does nothing to one that is gone
                 for name in (*names, "direct-0"):
                     stack.processes[name].wait(10)
                 await stack.unready()
@@ -186,21 +192,20 @@ def _catalogues(folder: Path) -> None:
     (folder / "direct.toml").write_text(CATALOG.replace("models.tiny", "models.direct"))
 
 
-def _router(
-    package: str, program: Sequence[str], extra: Sequence[str], *, split: bool
-) -> Callable[[Path], AbstractAsyncContextManager[Running]]:
+def _router(package: str, program: Sequence[str], extra: Sequence[str], *, split: bool) -> Start:
     @asynccontextmanager
-    async def start(folder: Path) -> AsyncIterator[Running]:
+    async def start(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
         executables = environment(package)
-        roles = ("prefill", "decode") if split else ("unified",)
+        roles = ("prefill", *["decode"] * copies) if split else ("unified",) * copies
         async with _workers(folder, roles) as (ports, worker_pids):
             port = free_port()
-            urls = [f"http://127.0.0.1:{ports[role]}" for role in roles]
+            urls = [f"http://127.0.0.1:{worker_port}" for worker_port in ports.values()]
             placed: tuple[str, ...]
             if split:
-                placed = ("--pd-disaggregation", "--prefill", urls[0], str(free_port()), "--decode", urls[1])
+                placed = ("--pd-disaggregation", "--prefill", urls[0], str(free_port()))
+                placed += tuple(word for url in urls[1:] for word in ("--decode", url))
             else:
-                placed = ("--worker-urls", urls[0])
+                placed = ("--worker-urls", *urls)
             argv = [
                 *(str(executables / program[0]), *program[1:], "--host", "127.0.0.1", "--port", str(port)),
                 *("--policy", "round_robin", "--log-level", "warn", "--prometheus-port", str(free_port())),
@@ -213,16 +218,17 @@ def _router(
 
 
 @asynccontextmanager
-async def _litellm(folder: Path) -> AsyncIterator[Running]:
+async def _litellm(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
     executables = environment("litellm")
-    async with _workers(folder, ("unified",)) as (ports, worker_pids):
+    async with _workers(folder, ("unified",) * copies) as (ports, worker_pids):
         port = free_port()
         config = folder / "litellm.yaml"
-        config.write_text(
-            f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
-            f"      api_base: http://127.0.0.1:{ports['unified']}/v1\n      api_key: none\n"
-            f"general_settings:\n  master_key: {KEY}\n"
+        deployments = "".join(
+            f"  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
+            f"      api_base: http://127.0.0.1:{worker_port}/v1\n      api_key: none\n"
+            for worker_port in ports.values()
         )
+        config.write_text(f"model_list:\n{deployments}general_settings:\n  master_key: {KEY}\n")
         argv = [
             *(str(executables / "litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)),
             *("--num_workers", "1", "--telemetry", "False"),
@@ -243,7 +249,7 @@ def _running(port: int, pids: dict[str, int], worker_pids: dict[str, int], ports
         yield running
 
     async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
-        worker_port = ports.get("decode") or ports["unified"]
+        worker_port = list(ports.values())[-1]
         request = load.chat_request(f"127.0.0.1:{worker_port}", KEY, MODEL, prompt=PROMPT, max_tokens=1)
         streams = await load.run("127.0.0.1", worker_port, [[request] * count], quick_ack=quick_ack)
         return [stream.ttfb_ms for stream in streams]
@@ -254,13 +260,14 @@ def _running(port: int, pids: dict[str, int], worker_pids: dict[str, int], ports
 
 @asynccontextmanager
 async def _workers(folder: Path, roles: Sequence[str]) -> AsyncIterator[tuple[dict[str, int], dict[str, int]]]:
-    """Give ports and process ids of HTTP workers by their role."""
-    ports = {role: free_port() for role in roles}
+    """Give ports and process ids of HTTP workers by their names, role and number, in this order."""
+    ports = {f"{role}-{number}": free_port() for number, role in enumerate(roles)}
     async with contextlib.AsyncExitStack() as stack:
         pids = {}
-        for role, port in ports.items():
+        for name, port in ports.items():
+            role = name.partition("-")[0]
             argv = [sys.executable, "-m", "benches.peers.worker", "--port", str(port), "--role", role]
-            pids[f"worker {role}"] = await stack.enter_async_context(_served(folder, f"worker-{role}", argv, port))
+            pids[name] = await stack.enter_async_context(_served(folder, f"worker-{name}", argv, port))
         yield ports, pids
 
 

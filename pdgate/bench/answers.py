@@ -32,6 +32,7 @@ class _Served(msgspec.Struct, gc=False):
     cost_nano: int | None = None
     currency: str = ""
     path: str | None = None
+    attempts: int = 1
     simulated: bool = False
 
 
@@ -64,6 +65,7 @@ class Answer:
         self.cost_nano: int | None = None
         self.currency = ""
         self.path: str | None = None
+        self.attempts = 1
         self.simulated = False
         self.done = False  # [DONE] was seen
         self._error: str | None = None
@@ -109,7 +111,7 @@ class Answer:
         if chunk.pdgate is not None:
             served = chunk.pdgate
             self.cost_nano, self.currency = served.cost_nano, served.currency
-            self.path, self.simulated = served.path, served.simulated
+            self.path, self.attempts, self.simulated = served.path, served.attempts, served.simulated
         for choice in chunk.choices:
             said = choice.text if choice.delta is None else choice.delta.content or choice.delta.reasoning_content
             if said or (choice.delta is not None and choice.delta.tool_calls):
