@@ -208,7 +208,8 @@ class Predictor:
         got = self._bursts.get(servers)
         if got is None:
             own_ms = demand.prefill_ms_quantiles[part.first : part.last]
-            slack_ms = ttft_ms - stretch * sum(own_ms) / len(own_ms)
+            own_ms = tuple(stretch * ms for ms in own_ms)
+            slack_ms = ttft_ms - sum(own_ms) / len(own_ms)
             got = in_time_of_course(demand.course, servers=servers, slack_ms=slack_ms, own_ms=own_ms)
             self._bursts[servers] = got
         return got
@@ -327,7 +328,8 @@ def in_time_of_course(
     """Return the share (0 to 1) of requests whose work, as it came, waits no longer than the slack.
 
     Work beyond what the servers can do within the slack is given up, as the order of the queue does: the longest
-    prompts are the first that cannot be in time, so fewer requests are lost than their share of the work.
+    prompts are the first that cannot be in time, so fewer requests are lost than their share of the work. Where all
+    are short beside the slack, it is a matter of chance who is late, and the share of requests is that of the work.
 
     Args:
         course: requests and their work in ms, second by second.
@@ -338,12 +340,14 @@ def in_time_of_course(
     most_ms = max(0.0, slack_ms) * servers
     done_ms = 1000 * servers
     queue_ms = lost = 0.0
+    sorted_out = min(1.0, 2 * max(own_ms, default=0.0) / max(slack_ms, 1.0))  # how well the order tells them apart
     for number, work_ms in course:
         queue_ms += work_ms - done_ms
         if queue_ms <= 0:
             queue_ms = 0.0
         elif queue_ms > most_ms:
-            lost += number * _given_up(min(1.0, (queue_ms - most_ms) / work_ms), own_ms)
+            share = min(1.0, (queue_ms - most_ms) / work_ms)
+            lost += number * (sorted_out * _given_up(share, own_ms) + (1 - sorted_out) * share)
             queue_ms = most_ms
     return 1 - lost / sum([number for number, _ in course]) if lost else 1.0
 

@@ -65,11 +65,14 @@ def test_a_burst_that_fits_in_the_slack_costs_nothing_and_a_longer_one_costs_its
     assert in_time_of_course((), servers=1.0, slack_ms=0.0) == 1.0
 
 
-def test_the_longest_prompts_of_an_overloaded_second_are_given_up_first():
+def test_of_an_overloaded_second_the_longest_prompts_are_given_up_first_if_the_order_can_tell_them_apart():
     # Ten prompts, 5,000 ms in all; 2,500 ms can be in time. Two of 1,500 ms and a part of the next make up the rest.
     own_ms = (100.0, 100.0, 100.0, 100.0, 100.0, 300.0, 500.0, 700.0, 1500.0, 1500.0)
     in_time = in_time_of_course(((10, 5000.0),), servers=1.0, slack_ms=1500.0, own_ms=own_ms)
     assert in_time == pytest.approx(1 - (2500 / 1500) / 10)
+    # The same in a hundredth of the size: beside the slack all are short, and chance decides.
+    short = in_time_of_course(((1000, 5000.0),), servers=1.0, slack_ms=1500.0, own_ms=[ms / 100 for ms in own_ms])
+    assert short == pytest.approx(1 - 0.5 + 0.02 * (0.5 - (2500 / 1500) / 10))
 
 
 @given(
