@@ -34,6 +34,7 @@ from billing.sweeper import Sweeper
 from billing.webhooks import Webhooks
 from contracts import keys
 from contracts.catalog import Catalog, CatalogError, read_catalog
+from contracts.credentials import certificates_of
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.resp import redis_client
 from contracts.settlement import SettlementScripts
@@ -126,7 +127,12 @@ async def _admin(admin: Admin, settings: Settings) -> AsyncIterator[str]:
     if not settings.admin_token:
         yield ""
         return
-    async with admin_server(admin, listen=settings.admin_listen, token=settings.admin_token) as address:
+    certificates = certificates_of(
+        "BILLING_", ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key, name=""
+    )
+    async with admin_server(
+        admin, listen=settings.admin_listen, token=settings.admin_token, certificates=certificates
+    ) as address:
         yield address
 
 

@@ -4,10 +4,9 @@ Each call is one transaction. What a caller did wrong is INVALID_ARGUMENT with t
 right; a database that is away is UNAVAILABLE. A shared token in the metadata says who may call.
 """
 
-import hmac
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -30,6 +29,7 @@ from billing.prices import Terms, set_price
 from billing.profiles import Profile, Seller, set_profile, set_seller
 from billing.rerating import Rerating, rerate
 from billing.slo_credits import Promise, promise
+from contracts.credentials import Certificates, Credentials
 from contracts.rating import PPM, Meter
 from contracts.units import Nano, NanoPerMillion
 from contracts.v1 import billing_pb2 as pb
@@ -38,25 +38,6 @@ from contracts.v1 import billing_pb2_grpc
 log: Final = structlog.get_logger()
 
 _STOP_S: Final = 1.0
-
-
-class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without the installation's token."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-        async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the billing token is missing or wrong")
-
-        self._refuse: Any = grpc.unary_unary_rpc_method_handler(refuse)
-
-    async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
-        """Let a call through when its token is right."""
-        given = dict(details.invocation_metadata).get("authorization", "")
-        if hmac.compare_digest(str(given).encode(), self._expected):
-            return await continuation(details)
-        return self._refuse
 
 
 class Admin(billing_pb2_grpc.AdminServicer):
@@ -352,11 +333,14 @@ class Admin(billing_pb2_grpc.AdminServicer):
 
 
 @asynccontextmanager
-async def admin_server(admin: Admin, *, listen: str, token: str) -> AsyncIterator[str]:
+async def admin_server(
+    admin: Admin, *, listen: str, token: str, certificates: Certificates | None = None
+) -> AsyncIterator[str]:
     """Serve while the context lasts; gives the address, with the port that was chosen for 0."""
-    server = grpc.aio.server(interceptors=(TokenCheck(token),))
+    credentials = Credentials(token=token, certificates=certificates, what="billing token")
+    server = credentials.server()
     billing_pb2_grpc.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port(listen)
+    port = credentials.listen(server, listen)
     await server.start()
     try:
         yield f"{listen.rpartition(':')[0]}:{port}"

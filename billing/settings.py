@@ -26,4 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_days: Positive | None = None  # metering rows of closed months stay so long; None = for ever
     admin_listen: str = "127.0.0.1:0"  # of the Admin service; its address is published in Redis
     admin_token: Secret = Secret("")  # empty = no Admin service
+    tls_ca: str = ""  # PEM: with the next two, TLS in both directions for the Admin service
+    tls_cert: str = ""  # PEM: shown to who calls it
+    tls_key: str = ""  # PEM: of tls_cert
     sweep_period_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0

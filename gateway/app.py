@@ -17,6 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contracts.catalog import Catalog
+from contracts.credentials import credentials_of
 from contracts.environment import asyncpg_url
 from contracts.errors import ServingError
 from contracts.resp import RespConnection
@@ -151,6 +152,7 @@ class Gateway:
             gateway_id=gateway_id,
             period_s=settings.discovery_s,
             link_check_s=settings.link_check_s,
+            credentials=credentials_of("GATEWAY_", settings),
         )
         self.models = Models(catalog, settings.models_dir, prices=self.prices, fleet=self.fleet, workshop=self.workshop)
         self.holds = Holds()

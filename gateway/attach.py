@@ -21,6 +21,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.identity import rid_from_bytes
 from contracts.parsing import detail_from_pb
 from contracts.v1 import worker_pb2 as pb
@@ -44,6 +45,7 @@ LINK_CHECK_S: Final = 1.0
 _CONNECT_S: Final = 5.0
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LAST_S: Final = 0.5
+_RETRY_REFUSED_S: Final = 5.0
 _MAX_ABORTS: Final = 10_000
 _NO_ANSWER: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 _OPTIONS: Final = (
@@ -58,7 +60,15 @@ _OPTIONS: Final = (
 class WorkerLink:
     """Our end of the Attach stream of one worker. `run` until cancelled."""
 
-    def __init__(self, ref: WorkerRef, *, gateway_id: str, table: LiveTable, check_s: float = LINK_CHECK_S) -> None:
+    def __init__(
+        self,
+        ref: WorkerRef,
+        *,
+        gateway_id: str,
+        table: LiveTable,
+        check_s: float = LINK_CHECK_S,
+        credentials: Credentials = NOBODY_ASKED,
+    ) -> None:
         self.worker_id = ref.worker_id
         self.address = ref.address
         self.attached = False
@@ -70,6 +80,8 @@ class WorkerLink:
         self._epoch = ref.epoch
         self._gateway_id = gateway_id
         self._table = table
+        self._credentials = credentials
+        self._refused = False  # the worker did not take our token
         self._slots: dict[int, Slot] = {}
         self._seq = 0
         self._acked = 0
@@ -140,23 +152,27 @@ class WorkerLink:
                 self.attached = False
                 self._detached_s = self._now_s() - (self._check_s if self._unheard else 0.0)
                 retry_s = _RETRY_FIRST_S
+            if self._refused:
+                log.warning("worker_refuses_us", worker_id=self.worker_id, address=self.address, reason=reason)
+                self._refused, retry_s = False, _RETRY_REFUSED_S
             await asyncio.sleep(retry_s)
             retry_s = min(_RETRY_LAST_S, retry_s * 2)
 
     async def _connect(self) -> str:
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with self._credentials.channel(self.address, _OPTIONS) as channel:
             return await self._attach(channel)
 
     async def _attach(self, channel: grpc.aio.Channel) -> str:
         """Serve one connection and return why it ended."""
-        call: Any = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        call: Any = stub.Attach(metadata=self._credentials.metadata)
         hello = pb.AttachHello(gateway_id=self._gateway_id, worker_epoch=self._epoch, last_seq=self._seq, v=VERSION)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await call.write(pb.AttachCommand(hello=hello))
                 await call.wait_for_connection()
         except grpc.aio.AioRpcError as error:
-            return _reason(error)
+            return self._reason(error)
         except TimeoutError:
             call.cancel()
             return "no connection in time"
@@ -177,7 +193,7 @@ class WorkerLink:
             while (batch := await read()) is not grpc.aio.EOF:
                 self._take(batch)
         except grpc.aio.AioRpcError as error:
-            return _reason(error)
+            return self._reason(error)
         return "ended by the worker"
 
     async def _write(self, call: Any) -> None:
@@ -203,7 +219,9 @@ class WorkerLink:
             await self._doubted.wait()
             seq = self._seq
             try:
-                await health.Check(health_pb2.HealthCheckRequest(), timeout=self._check_s)
+                await health.Check(
+                    health_pb2.HealthCheckRequest(), timeout=self._check_s, metadata=self._credentials.metadata
+                )
             except grpc.aio.AioRpcError as error:
                 silent = error.code() in _NO_ANSWER and self._seq == seq
                 if silent and connection is not None:
@@ -307,6 +325,6 @@ class WorkerLink:
         self._epoch = epoch
         self._seq = self._acked = 0
 
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    return error.details() or str(error.code())
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        self._refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+        return error.details() or str(error.code())

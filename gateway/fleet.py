@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.catalog import Catalog
+from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.lifecycle import HandOff, Role, WorkerState
 from contracts.series import read_series
 from contracts.v1 import worker_pb2 as pb
@@ -58,6 +59,7 @@ class Fleet:
         gateway_id: str,
         period_s: float,
         link_check_s: float = LINK_CHECK_S,
+        credentials: Credentials = NOBODY_ASKED,
     ) -> None:
         self._redis = redis
         self._catalog = catalog
@@ -65,6 +67,7 @@ class Fleet:
         self._gateway_id = gateway_id
         self._period_s = period_s
         self._link_check_s = link_check_s
+        self._credentials = credentials
         self._pools: Mapping[str, PoolView] = {pool: PoolView() for pool in catalog.pools}
         self._primaries = {catalog.pool_of(route.primary) for route in catalog.routes.values()}
         self._links: dict[str, WorkerLink] = {}
@@ -143,7 +146,13 @@ class Fleet:
         if link is not None:
             link.seen(ref)
         elif self._tasks is not None:
-            link = WorkerLink(ref, gateway_id=self._gateway_id, table=self._table, check_s=self._link_check_s)
+            link = WorkerLink(
+                ref,
+                gateway_id=self._gateway_id,
+                table=self._table,
+                check_s=self._link_check_s,
+                credentials=self._credentials,
+            )
             self._links[ref.worker_id] = link
             self._running[ref.worker_id] = self._tasks.create_task(link.run())
 

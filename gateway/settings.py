@@ -44,6 +44,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     openid_client_secret: Secret = Secret("")
     openid_name: str = "single sign-on"
     billing_admin_token: Secret = Secret("")  # of billing's Admin service; empty = nothing about money can be written
+    peer_token: Secret = Secret("")  # shown to workers: one of those that they accept; of several, by commas, the first
+    tls_ca: str = ""  # PEM: with the next two, TLS in both directions between our processes
+    tls_cert: str = ""  # PEM: shown to other processes, as server and as client
+    tls_key: str = ""  # PEM: of tls_cert
+    tls_name: str = ""  # name that the certificates of our servers carry; empty = their host
     decision_log: str = ""  # folder of the schedulers' decision logs, where this process can read it
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
     body_timeout_s: PositiveSeconds = 60.0  # from the head of a request to the end of its body

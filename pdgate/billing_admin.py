@@ -13,7 +13,7 @@ import typer
 from contracts import keys
 from contracts.catalog import NANO_PER_UNIT
 from contracts.v1 import billing_pb2_grpc
-from pdgate.connection import admin_token, open_redis
+from pdgate.connection import billing_credentials, open_redis
 from pdgate.preflight import CannotStart
 
 T = TypeVar("T")
@@ -31,12 +31,12 @@ async def _call(method: str, request: Any, timeout_s: float) -> Any:
         address: Any = await redis.get(keys.BILLING_ADMIN)
     if address is None:
         raise CannotStart("billing's Admin service does not run: is BILLING_ADMIN_TOKEN set, and billing up?")
-    metadata = (("authorization", f"Bearer {admin_token()}"),)
-    async with grpc.aio.insecure_channel(address.decode()) as channel:
+    credentials = billing_credentials()
+    async with credentials.channel(address.decode()) as channel:
         stub: Any = billing_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
         ask: Callable[..., Awaitable[Any]] = getattr(stub, method)
         try:
-            return await ask(request, timeout=timeout_s, metadata=metadata)
+            return await ask(request, timeout=timeout_s, metadata=credentials.metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise typer.BadParameter(error.details() or "") from None

@@ -8,9 +8,10 @@ from pathlib import Path
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from contracts.credentials import Credentials, certificates_of
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
-from pdgate.envfile import setting
+from pdgate.envfile import ADMIN_TOKEN, setting
 from pdgate.layout import DEFAULT_DATA, layout_of
 from pdgate.preflight import CannotStart
 
@@ -50,7 +51,18 @@ def portal_url() -> str:
 
 def admin_token() -> str:
     """Return the token of billing's Admin service. Raises CannotStart when there is none."""
-    return _found("PDGATE_ADMIN_TOKEN")
+    return _found(ADMIN_TOKEN)
+
+
+def billing_credentials() -> Credentials:
+    """Return what billing's Admin service is shown: the token, and certificates where PDGATE_TLS_CA and so on are set.
+
+    Raises:
+        CannotStart: there is no token.
+        SettingsError: a file of the certificates is missing or bad.
+    """
+    files = {word: os.environ.get(f"PDGATE_TLS_{word.upper()}", "") for word in ("ca", "cert", "key", "name")}
+    return Credentials(token=admin_token(), certificates=certificates_of("PDGATE_", **files))
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from rich.table import Table
 from contracts.catalog import Catalog, read_catalog
 from gateway.exposure import exposure_across_tenants
 from pdgate import preflight
+from pdgate.check_peers import peer_checks
 from pdgate.check_services import postgres_checks, redis_checks, redis_facts
 from pdgate.check_serving import Hardware, pool_facts, target_checks, worker_checks
 from pdgate.connection import data_folder, gateway_url, open_database, open_redis
@@ -84,6 +85,7 @@ async def _stack(file: Path, hardware: Hardware | None) -> Sequence[Check]:
         lost = "PostgreSQL" if checks else "Redis"
         change = f"start it, or correct {'DATABASE_URL' if checks else 'REDIS_URL'}"
         return [*checks, Check(check=lost, ok=False, found=f"does not answer: {error}", change=change)]
+    checks += await peer_checks([worker for pool in facts for worker in pool.workers])
     for pool in facts:
         if pool.workers or pool.led:
             checks += worker_checks(pool, catalog)

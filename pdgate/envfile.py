@@ -4,6 +4,13 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
+
+ADMIN_TOKEN: Final = "PDGATE_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+"""For writes of money, in billing."""
+
+PEER_TOKEN: Final = "PDGATE_PEER_TOKEN"  # noqa: S105 - the same
+"""What gateways, schedulers and workers show each other."""
 
 _HEADER = "# Written by `pdgate up`. Holds keys: keep it private. Use: set -a; . {file}; set +a\n"
 

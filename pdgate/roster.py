@@ -61,6 +61,7 @@ class Roster:
         database_url: str,
         inherited: Mapping[str, str],
         admin_token: str = "",
+        peer_token: str = "",
         store_ports: tuple[int, int] = (0, 0),
         scraping: Scraping,
     ) -> None:
@@ -73,6 +74,7 @@ class Roster:
         self._database_url = database_url
         self._inherited = inherited
         self._admin_token = admin_token
+        self._peer_token = peer_token
         self._store_ports = store_ports
 
     @property
@@ -94,6 +96,7 @@ class Roster:
                 STAGE_BEHIND,
                 {
                     "REDIS_URL": self._redis_url,
+                    "PEER_TOKEN": self._peer_token,
                     "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
                     **self._metrics("scheduler"),
                     **timers,
@@ -118,6 +121,7 @@ class Roster:
                     "DATABASE_URL": self._database_url,
                     "MODELS_DIR": str(self.models),
                     "JOURNAL_DIR": str(self._layout.journal("gateway")),
+                    "PEER_TOKEN": self._peer_token,
                     "BILLING_ADMIN_TOKEN": self._admin_token,
                     "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
                     **check,
@@ -172,6 +176,7 @@ class Roster:
                     "WORKER_ROLE": role.value,
                     "WORKER_ENGINE": self._options.engine.value,
                     "WORKER_LISTEN": "127.0.0.1:0",
+                    "WORKER_PEER_TOKEN": self._peer_token,
                     "WORKER_REDIS_URL": self._redis_url,
                     "WORKER_CATALOG": self._catalog_file,
                     "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),

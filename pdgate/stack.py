@@ -31,7 +31,7 @@ from pdgate.children import Children, Reaper
 from pdgate.commands import Commands
 from pdgate.demo_week import new_state, read_state, write_state
 from pdgate.engine import engine_ready, ensure_engine
-from pdgate.envfile import read_env, write_env
+from pdgate.envfile import ADMIN_TOKEN, PEER_TOKEN, read_env, write_env
 from pdgate.greeting import greeting
 from pdgate.layout import Layout, checkout
 from pdgate.libibverbs import ensure_libibverbs
@@ -172,8 +172,8 @@ class _Stack:
             known=known,
             demo=self._options.demo,
         )
-        admin_token = known.get("PDGATE_ADMIN_TOKEN") or secrets.token_urlsafe(32)
-        self._write_env(servers, keys, {**known, "PDGATE_ADMIN_TOKEN": admin_token})
+        tokens = {name: known.get(name) or secrets.token_urlsafe(32) for name in (ADMIN_TOKEN, PEER_TOKEN)}
+        self._write_env(servers, keys, {**known, **tokens})
         scraping = Scraping(self._layout.prometheus)
         roster = Roster(
             self._options,
@@ -182,7 +182,8 @@ class _Stack:
             redis_url=servers.redis_url,
             database_url=servers.database_url,
             inherited=_inherited(),
-            admin_token=admin_token,
+            admin_token=tokens[ADMIN_TOKEN],
+            peer_token=tokens[PEER_TOKEN],
             store_ports=free_ports(),
             scraping=scraping,
         )
@@ -282,7 +283,8 @@ class _Stack:
             "PDGATE_URL": self._options.url,
             "PDGATE_API_KEY": keys.demo or known.get("PDGATE_API_KEY", ""),
             "PDGATE_ADMIN_KEY": keys.admin,
-            "PDGATE_ADMIN_TOKEN": known["PDGATE_ADMIN_TOKEN"],
+            ADMIN_TOKEN: known[ADMIN_TOKEN],
+            PEER_TOKEN: known[PEER_TOKEN],
             "PDGATE_PORTAL_URL": f"{self._options.url}/portal",
             "DATABASE_URL": servers.database_url,
             "REDIS_URL": servers.redis_url,

@@ -14,10 +14,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import grpc
+import structlog
 
+from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1.worker_pb2_grpc import WorkerStub
 from contracts.wire import VERSION
+
+log = structlog.get_logger()
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _BATCH_COMMANDS = 128
@@ -64,10 +68,14 @@ def _stream_may_end() -> Iterator[None]:
 class ControlStream:
     """One worker's Control stream, opened again whenever it ends."""
 
-    def __init__(self, address: str, scheduler_id: str, *, retry_s: float) -> None:
+    def __init__(
+        self, address: str, scheduler_id: str, *, retry_s: float, credentials: Credentials = NOBODY_ASKED
+    ) -> None:
         self._address = address
         self._scheduler_id = scheduler_id
         self._retry_s = retry_s
+        self._credentials = credentials
+        self._refused = False  # the worker did not take our token, and the log says so
         self._leader_epoch = 0
         self._up = False
         self._begun = False  # the current call has sent its Hello
@@ -97,7 +105,7 @@ class ControlStream:
     async def run(self, owner: StreamOwner) -> None:
         """Keep the stream open until cancelled."""
         async with (
-            grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel,
+            self._credentials.channel(self._address, _CHANNEL_OPTIONS) as channel,
             asyncio.TaskGroup() as tasks,
         ):
             stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -108,10 +116,11 @@ class ControlStream:
         while True:
             epoch = self._leader_epoch
             self._heard = False
-            call = self._call = stub.Control()
+            call = self._call = stub.Control(metadata=self._credentials.metadata)
             try:
                 with _stream_may_end():
                     await self._session(call, epoch, owner)
+                await self._look_at_refusal(call)
             finally:
                 self._up = self._begun = False
                 self._outgoing.clear()
@@ -119,6 +128,14 @@ class ControlStream:
             owner.stream_lost()
             if not self._heard and epoch == self._leader_epoch:
                 await asyncio.sleep(self._retry_s)
+
+    async def _look_at_refusal(self, call: _Call) -> None:
+        """Log once that the worker does not take our token, which looks like a dead worker otherwise."""
+        if self._heard or not call.done():
+            self._refused = False
+        elif await call.code() is grpc.StatusCode.UNAUTHENTICATED and not self._refused:
+            self._refused = True
+            log.warning("worker_refuses_us", address=self._address, reason=await call.details())
 
     async def _session(self, call: _Call, leader_epoch: int, owner: StreamOwner) -> None:
         """Run one stream until the worker ends it."""

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.credentials import credentials_of
 from contracts.lifecycle import RequestState
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
@@ -97,6 +98,7 @@ class PoolScheduler:
             discover_s=self._timing.discover_s,
             observer=self.memory,
             heard_role=self._heard_role,
+            credentials=credentials_of("SCHEDULER_", settings),
         )
         self.actuator = Actuator(
             pool,

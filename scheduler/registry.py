@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration
 from scheduler.control import ControlStream
@@ -83,6 +84,7 @@ class WorkerRegistry:
         discover_s: float = 0.5,
         observer: WorkerObserver | None = None,
         heard_role: Callable[[Worker, pb.RoleResult], None] = lambda _, __: None,
+        credentials: Credentials = NOBODY_ASKED,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -93,6 +95,7 @@ class WorkerRegistry:
         self._discover_s = discover_s
         self._observer = observer
         self._heard_role = heard_role
+        self._credentials = credentials
         self.pairs = Pairs(self.workers, self.send, now_s=now_s)
         self._now_s = now_s
         self._leader_epoch = 0
@@ -220,7 +223,9 @@ class WorkerRegistry:
                 self._end(link, "another_life")
                 link = None
             if link is None:
-                stream = ControlStream(registration.address, self._scheduler_id, retry_s=_RETRY_S)
+                stream = ControlStream(
+                    registration.address, self._scheduler_id, retry_s=_RETRY_S, credentials=self._credentials
+                )
                 self._links[worker_id] = link = _Link(self, Worker(registration), stream, self._now_s())
                 link.stream.reopen(self._leader_epoch)
                 link.task = tasks.create_task(link.stream.run(link))

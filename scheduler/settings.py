@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from contracts.environment import RedisUrl
+from contracts.environment import RedisUrl, Secret
 from scheduler.helm import HelmSettings
 from scheduler.policy.ratio import Mode
 
@@ -34,6 +34,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     decision_log_max_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 64 * 1024 * 1024
     decision_log_keep: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     """Full files kept per pool."""
+    peer_token: Secret = Secret("")
+    """Shown to workers: one of those that they accept. Of several, by commas, the first."""
+    tls_ca: str = ""
+    """PEM: with the next two, TLS in both directions between our processes."""
+    tls_cert: str = ""
+    """PEM: shown to workers."""
+    tls_key: str = ""
+    """PEM: of the certificate."""
+    tls_name: str = ""
+    """Name that the certificates of workers carry; empty = their host."""
     metrics_listen: str = ""
     """host:port of the metrics endpoint; empty = none."""
     otlp_endpoint: str = ""

@@ -29,6 +29,7 @@ from pdgate.engine import engine_python as python_of
 from pdgate.layout import DEFAULT_DATA, layout_of
 
 REPOSITORY = Path(__file__).parent.parent
+PEER_TOKEN = "what-processes-of-tests-show-each-other"
 LISTENING_PORTS = (10_240, 32_768)
 
 
@@ -122,6 +123,7 @@ class Stack:
             {
                 "GATEWAY_LISTEN": f"{self.host(name)}:{port or self.gateway_port}",
                 "GATEWAY_REDIS_URL": self.redis_url,
+                "GATEWAY_PEER_TOKEN": PEER_TOKEN,
                 "GATEWAY_DATABASE_URL": self.database_url,
                 "GATEWAY_CATALOG": str(self.catalog_file),
                 "GATEWAY_MODELS_DIR": str(self.models_dir),
@@ -140,6 +142,7 @@ class Stack:
             [sys.executable, "-m", "scheduler"],
             {
                 "SCHEDULER_REDIS_URL": self.redis_url,
+                "SCHEDULER_PEER_TOKEN": PEER_TOKEN,
                 "SCHEDULER_CATALOG": str(self.catalog_file),
                 **timers,
                 **(environ or {}),
@@ -181,6 +184,7 @@ class Stack:
                 "WORKER_LISTEN": f"{self.host(name)}:0",
                 "WORKER_BOOTSTRAP_HOST": self.host(name),
                 "WORKER_REDIS_URL": self.redis_url,
+                "WORKER_PEER_TOKEN": PEER_TOKEN,
                 "WORKER_CATALOG": str(self.catalog_file),
                 "WORKER_MODEL_PATH": str(self.models_dir / model),
                 "WORKER_JOURNAL_DIR": str(self.folder / f"journal-{name}"),

@@ -23,6 +23,7 @@ import uvloop
 from redis.asyncio import Redis
 
 from contracts.catalog import Catalog, read_catalog
+from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env
 from contracts.lifecycle import Role
 from contracts.resp import redis_client
@@ -109,6 +110,7 @@ async def _start(
         recorder=recorder,
         min_grace_s=settings.progress_grace_s,
         kv=kv,
+        credentials=credentials_of("WORKER_", settings, listen=settings.listen, open_health=settings.open_health),
     )
     address = await server.start(settings.listen)
     heartbeat = Heartbeat(redis, registration_of(settings, server, catalog, address=address, revision=revision))

@@ -16,6 +16,7 @@ import structlog
 import uvloop
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
+from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.lifecycle import Role
 from contracts.prefix import HASH_FORMAT
@@ -187,6 +188,7 @@ async def serve(
         may_restart=True,
         kv=kv,
         accelerators=find_accelerators() if settings.engine == "sglang" else None,
+        credentials=credentials_of("WORKER_", settings, listen=settings.listen, open_health=settings.open_health),
     )
     address = await server.start(settings.listen)
     if settings.advertise:

@@ -4,9 +4,9 @@ import asyncio
 import time
 from typing import Any
 
-import grpc.aio
 import structlog
 
+from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.usage import AttemptRecord, DeliveredMark
 from contracts.v1 import worker_pb2 as pb
@@ -81,6 +81,7 @@ class WorkerServer:
         may_restart: bool = False,
         kv: KvTable | None = None,
         accelerators: Accelerators | None = None,
+        credentials: Credentials = NOBODY_ASKED,
     ) -> None:
         """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again."""
         now_s = asyncio.get_running_loop().time
@@ -103,7 +104,8 @@ class WorkerServer:
         self.kv = kv if kv is not None else KvTable("")  # an empty one is falsy
         self.condition.kv_seq = lambda: self.kv.seq
         self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._credentials = credentials
+        self._server = credentials.server(_OPTIONS)
         servicer = _Servicer(self._control, Attach(self.assignments))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self.health = Health(self.condition)
@@ -117,10 +119,8 @@ class WorkerServer:
         self.assignments.kv_bytes_per_token = facts.kv_bytes_per_token
         self.condition.started(facts)
         await self.health.tell()
-        host, _, port = listen.rpartition(":")
-        bound = self._server.add_insecure_port(listen)
-        if bound == 0:
-            raise OSError(f"cannot listen on {listen}: port {port} is taken or not allowed")
+        host = listen.rpartition(":")[0]
+        bound = self._credentials.listen(self._server, listen)
         await self._server.start()
         return f"{host}:{bound}"
 

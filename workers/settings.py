@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from contracts.environment import RedisUrl
+from contracts.environment import RedisUrl, Secret
 from contracts.lifecycle import HandOff, Role, StoreKind
 from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost
 
@@ -25,6 +25,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     redis_url: RedisUrl
     catalog: NotEmpty  # path of models.toml
     listen: str = "127.0.0.1:0"
+    peer_token: Secret = Secret("")  # asked of gateways and schedulers; several by commas; none = on loopback only
+    tls_ca: str = ""  # PEM: with the next two, TLS in both directions between our processes
+    tls_cert: str = ""  # PEM: shown to other processes, as server and as client
+    tls_key: str = ""  # PEM: of tls_cert
+    tls_name: str = ""  # name that the certificates of our servers carry; empty = their host
+    open_health: bool = False  # answer the health service without the token, for probes that cannot send one
     advertise: str = ""  # host that peers use; empty = the host in `listen`
     model_path: str = ""  # folder; sglang needs it
     bootstrap_host: str = "127.0.0.1"

@@ -4,6 +4,7 @@ from litestar.handlers import HTTPRouteHandler
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from contracts.credentials import Credentials, certificates_of
 from gateway.admin.audit_routes import audit_routes
 from gateway.admin.callers import Callers
 from gateway.admin.fleet_routes import FleetDesk, fleet_routes, model_admin_routes
@@ -44,7 +45,13 @@ class AdminApi:
         self.members = Members(
             portal.people, portal.links, portal.sessions, self.accounts, self.organisations.tenants, redis
         )
-        self.money = Noted(engine, Money(redis, token=settings.billing_admin_token))
+        billing = Credentials(
+            token=settings.billing_admin_token,
+            certificates=certificates_of(
+                "GATEWAY_", ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key, name=settings.tls_name
+            ),
+        )
+        self.money = Noted(engine, Money(redis, credentials=billing))
         self.fleet = FleetDesk(engine, redis, models, fleet, settings.decision_log)
         self.names = NameDesk(engine, redis, models)
         self.orders = WorkerOrders(engine, redis, fleet, models.catalog.pools)

@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from contracts import keys
+from contracts.credentials import Credentials
 from contracts.errors import BadRequest, DependencyDown
 from contracts.v1 import billing_pb2_grpc
 from gateway.audit import record
@@ -27,9 +28,10 @@ _CALLERS_FAULT: Final = frozenset(
 class Money:
     """Calls billing. Errors: BadRequest with billing's own sentence, DependencyDown."""
 
-    def __init__(self, redis: Redis, *, token: str) -> None:
+    def __init__(self, redis: Redis, *, credentials: Credentials) -> None:
+        """`credentials`: with billing's token; without one nothing can be written."""
         self._redis = redis
-        self._token = token
+        self._credentials = credentials
 
     async def call(self, method: str, request: Any) -> Any:
         """Return billing's answer to one call of contracts/v1/billing.proto."""
@@ -37,13 +39,13 @@ class Money:
             address: Any = await self._redis.get(keys.BILLING_ADMIN)
         except (RedisError, OSError):
             address = None
-        if address is None or not self._token:
+        if address is None or not self._credentials.metadata:
             raise DependencyDown("Billing cannot be reached right now.", retry_after_s=5)
-        async with grpc.aio.insecure_channel(address.decode()) as channel:
+        async with self._credentials.channel(address.decode()) as channel:
             stub: Any = billing_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
             ask: Callable[..., Awaitable[Any]] = getattr(stub, method)
             try:
-                return await ask(request, timeout=_TIMEOUT_S, metadata=(("authorization", f"Bearer {self._token}"),))
+                return await ask(request, timeout=_TIMEOUT_S, metadata=self._credentials.metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _CALLERS_FAULT:
                     raise BadRequest(error.details() or "Billing refused this.") from None

@@ -31,6 +31,7 @@ CLUSTER = {
     "redis-url": "redis://:p@redis:6379/0",
     "database-url": "postgresql://pdgate:p@postgres/pdgate",
     "cache-salt-key": "salt",
+    "peer-token": "what-peers-show-each-other",
     "billing-admin-token": "token",
     "metadata.name": "pdgate-abc",
     "spec.nodeName": "node-7",
@@ -118,6 +119,7 @@ def test_secrets_are_named_and_never_held(objects):
         ("pdgate", "redis-url", False),
         ("pdgate", "database-url", False),
         ("pdgate", "cache-salt-key", False),
+        ("pdgate", "peer-token", False),
         ("pdgate", "billing-admin-token", True),
     }
 

@@ -17,7 +17,13 @@ from compose_spec import PyCompose
 from contracts.environment import from_env
 from tests.processes import REPOSITORY, Stack, free_port, until
 
-SECRETS = {"POSTGRES_PASSWORD": "p", "PDGATE_CACHE_SALT_KEY": "s", "GRAFANA_PASSWORD": "g"}
+SECRETS = {
+    "POSTGRES_PASSWORD": "p",
+    "REDIS_PASSWORD": "r",
+    "PDGATE_PEER_TOKEN": "peers-of-the-compose-file",
+    "PDGATE_CACHE_SALT_KEY": "s",
+    "GRAFANA_PASSWORD": "g",
+}
 WANTED = {"gateway": 2, "scheduler": 2, "prefill": 2, "decode": 2, "unified": 1, "billing": 1}
 PREFIX = {"gateway": "GATEWAY_", "scheduler": "SCHEDULER_", "billing": "BILLING_", "workers": "WORKER_"}
 

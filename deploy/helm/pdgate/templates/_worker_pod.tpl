@@ -47,6 +47,8 @@ spec:
       ports: [{name: grpc, containerPort: 9001}, {name: bootstrap, containerPort: 8998}, {name: metrics, containerPort: 9100}]
       env:
         {{- include "pdgate.secretEnv" (list $root "WORKER_REDIS_URL" "redis-url") | nindent 8 }}
+        {{- include "pdgate.secretEnv" (list $root "WORKER_PEER_TOKEN" "peer-token") | nindent 8 }}
+        - {name: WORKER_OPEN_HEALTH, value: "true"} # the kubelet cannot show a token; health tells no more than its probes
         {{- include "pdgate.fieldEnv" (list "WORKER_ID" "metadata.name") | nindent 8 }}
         {{- include "pdgate.fieldEnv" (list "WORKER_NODE" "spec.nodeName") | nindent 8 }}
         {{- include "pdgate.fieldEnv" (list "WORKER_ADVERTISE" "status.podIP") | nindent 8 }}
