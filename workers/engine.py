@@ -137,6 +137,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     reason: FinishReason
     counts: Counts
     stages: Stages
+    overlapped_ms: float = 0.0  # of the hand-off, before `stages.transfer_ms`: while the prompt was still computed
     error: str = ""
     matched_stop: str = ""
 

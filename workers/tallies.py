@@ -18,22 +18,23 @@ class Tallies:
     def __init__(self) -> None:
         self._done: Counter[str] = Counter()  # by link
         self._failed: Counter[str] = Counter()
-        self._transfer_ms = 0.0
+        self._total_ms = self._exposed_ms = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._sources: Counter[str] = Counter()
 
     def ended(self, job: Job, end: End, reason: FinishReason) -> None:
         """Count one end.
 
-        What a sender measures begins when the prompt is computed, so all of it is exposed. What a decode worker reads
-        from a store is a hand-off and no hit.
+        What a sender measures begins when the prompt is computed, so all of it is exposed; what it sent of the
+        first chunks while it computed the last is not. What a decode worker reads from a store is no hit.
         """
         phase = job.phase
         if reason is FinishReason.HAND_OFF:
             self._failed[job.link] += 1
         elif phase is Phase.PREFILL and end.stages.transfer_ms:
             self._done[job.link] += 1
-            self._transfer_ms += end.stages.transfer_ms
+            self._exposed_ms += end.stages.transfer_ms
+            self._total_ms += end.stages.transfer_ms + end.overlapped_ms
             self._recent.append(end.stages.transfer_ms)
         if phase is not Phase.DECODE:
             self._sources.update(dict(sources(end.counts)))
@@ -43,7 +44,7 @@ class Tallies:
         recent = sorted(self._recent)
         status.transfers_done = self._done.total()
         status.transfers_failed = self._failed.total()
-        status.transfer_total_ms = status.transfer_exposed_ms = self._transfer_ms
+        status.transfer_total_ms, status.transfer_exposed_ms = self._total_ms, self._exposed_ms
         status.transfer_exposed_p50_ms = recent[len(recent) // 2] if recent else 0.0
         for link in Link:
             if self._done[link] or self._failed[link]:

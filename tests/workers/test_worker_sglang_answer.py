@@ -1,5 +1,6 @@
 """What a worker makes of SGLang's dictionaries; the dictionaries are as SGLang 0.5.23 sends them."""
 
+import msgspec
 import pytest
 
 from contracts.lifecycle import FinishReason, HandOff, Phase
@@ -88,3 +89,20 @@ def test_a_failure_is_blamed_on_the_hand_off_only_where_one_can_fail(phase, toke
 def test_an_exception_is_an_error_whatever_the_phase():
     end = Answer(job(Phase.DECODE)).end(abort_asked=False, error="ValueError: no")
     assert (end.reason, end.error) == (FinishReason.ERROR, "ValueError: no")
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens", "overlapped_ms"),
+    [
+        (1000, 0, 100.0),  # two chunks: the first is sent during the second half of 200 ms
+        (2048, 0, 150.0),  # four
+        (512, 0, 0.0),  # one: nothing is sent before the end
+        (1000, 512, 0.0),  # one is left to compute
+    ],
+)
+def test_chunks_are_sent_while_later_ones_are_computed(prompt_tokens: int, cached_tokens: int, overlapped_ms: float):
+    long = msgspec.structs.replace(job(Phase.PREFILL), prompt=pack_ids(range(prompt_tokens)))
+    answer = Answer(long, chunk_tokens=512)
+    computed = {"cached_tokens": cached_tokens, "forward_entry_time": 1000.0, "prefill_finished_time": 1000.2}
+    answer.take(out([1], "a", {"type": "length", "length": 1}, **computed))
+    assert answer.end(abort_asked=False).overlapped_ms == pytest.approx(overlapped_ms)

@@ -17,8 +17,9 @@ def job(phase: Phase, link: str = "", hand_off: HandOff | None = HandOff.DIRECT)
     )  # fmt: skip
 
 
-def end(transfer_ms: float = 0.0, **counts: int) -> End:
-    return End(reason=FinishReason.STOP, counts=Counts(**counts), stages=Stages(transfer_ms=transfer_ms))
+def end(transfer_ms: float = 0.0, *, overlapped_ms: float = 0.0, **counts: int) -> End:
+    stages = Stages(transfer_ms=transfer_ms)
+    return End(reason=FinishReason.STOP, counts=Counts(**counts), stages=stages, overlapped_ms=overlapped_ms)
 
 
 def status_of(tallies: Tallies) -> pb.Status:
@@ -50,6 +51,14 @@ def test_hand_offs_are_counted_by_link():
     assert [(one.link, one.done, one.failed) for one in status.links] == [("node", 1, 0), ("cross_node", 3, 1)]
     assert (status.transfers_done, status.transfers_failed) == (4, 1)
     assert (status.transfer_total_ms, status.transfer_exposed_p50_ms) == (16.0, 4.0)
+
+
+def test_what_was_sent_while_the_prompt_was_computed_is_part_of_a_transfer_and_not_exposed():
+    tallies = Tallies()
+    tallies.ended(job(Phase.PREFILL), end(4.0, overlapped_ms=30.0), FinishReason.STOP)
+    tallies.ended(job(Phase.PREFILL), end(6.0), FinishReason.STOP)
+    status = status_of(tallies)
+    assert (status.transfer_total_ms, status.transfer_exposed_ms) == (40.0, 10.0)
 
 
 @pytest.mark.parametrize(

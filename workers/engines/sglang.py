@@ -39,6 +39,7 @@ from workers.engines.sglang_features import bad, check_features, feature_params,
 from workers.engines.sglang_kv import KvFeed, page_fits
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
 from workers.kv_table import KvTable
+from workers.pins import Pins
 
 if TYPE_CHECKING:
     from workers.engines.sglang_parsers import Anatomy
@@ -92,6 +93,8 @@ class SglangEngine:
         self._switch_type = PdRoleSwitchReqInput
         self._no_peer = FAKE_BOOTSTRAP_HOST
         self._facts = self._read_facts()
+        self._pins = Pins(self._facts.kv_capacity_tokens)
+        self._chunk_tokens = int(self._engine.server_args.chunked_prefill_size or 0)
         self._vocabulary = int(self._tm.model_config.vocab_size)
         self._end_tokens = {*(self._tm.model_config.hf_eos_token_id or ()), self._tm.tokenizer.eos_token_id}
         self._jobs: dict[str, Job] = {}
@@ -166,6 +169,7 @@ class SglangEngine:
         if result.success:
             self._facts = self._read_facts()
             self._feed.clear()
+            self._pins.clear()
             self._chunks_seen += 1  # the engine has moved, though nothing was computed
             return self._facts
         if result.safe_to_restore:
@@ -216,7 +220,7 @@ class SglangEngine:
         check_features(job, vocabulary=self._vocabulary, parsers=self._parsers.PARSERS, adapters=self._options.adapters)
 
     async def _serve(self, job: Job, ids: list[int], outlet: Outlet, anatomy: "Anatomy") -> None:
-        answer = Answer(job)
+        answer = Answer(job, chunk_tokens=self._chunk_tokens)
         pieces = self._pieces(job, ids, anatomy)
         error = ""
         try:
@@ -250,6 +254,7 @@ class SglangEngine:
                 stream=True,
                 log_metrics=False,
                 cache_salt=job.cache_salt or None,
+                priority=self._pins.value_of(job),
             )
         return self._request_type(
             rid=job.engine_id,
@@ -264,6 +269,7 @@ class SglangEngine:
             stream=True,
             log_metrics=False,
             cache_salt=job.cache_salt or None,
+            priority=self._pins.value_of(job),
             **logprob_arguments(job.sampling),
             **self._pairing(job),
         )

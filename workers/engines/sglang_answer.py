@@ -46,8 +46,10 @@ class Answer:
     when it aborts a waiting request is taken from the chunks.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, chunk_tokens: int = 0) -> None:
+        """`chunk_tokens`: what is computed of a prompt at a time, and then sent; 0 = all of it."""
         self._job = job
+        self._chunk_tokens = chunk_tokens
         self._accepted_s = time.monotonic()
         self._accepted_unix_s = time.time()
         self._first_token_s = 0.0
@@ -93,7 +95,26 @@ class Answer:
         return FinishReason.HAND_OFF if waits_for_peer and has_peer else FinishReason.ERROR
 
     def _made(self, reason: FinishReason, *, error: str = "", matched_stop: str = "") -> End:
-        return End(reason=reason, counts=self._counts(), stages=self._stages(), error=error, matched_stop=matched_stop)
+        counts, stages = self._counts(), self._stages()
+        overlapped_ms = self._overlapped_ms(counts, stages)
+        return End(
+            reason=reason,
+            counts=counts,
+            stages=stages,
+            overlapped_ms=overlapped_ms,
+            error=error,
+            matched_stop=matched_stop,
+        )
+
+    def _overlapped_ms(self, counts: Counts, stages: Stages) -> float:
+        """Return for how long chunks were sent while others were computed: from the end of the first chunk.
+
+        SGLang does not say when that was, so chunks are taken to last equally long.
+        """
+        computed = counts.prompt_tokens - counts.cached_tokens
+        if not (stages.transfer_ms and 0 < self._chunk_tokens < computed):
+            return 0.0
+        return stages.compute_ms * (1 - 1 / -(-computed // self._chunk_tokens))
 
     def _counts(self) -> Counts:
         meta, prompt_tokens = self._meta, self._job.num_input_tokens

@@ -88,6 +88,7 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int,
         "incremental_streaming_output": True,
         "enable_metrics": True,  # for the stage times in each answer; per-request metrics are switched off
         "enable_cache_report": True,
+        "radix_eviction_policy": "priority",  # what was computed ahead goes last (workers.pins); else by last use
         # A schema would allow blanks between its parts, and small models go on with them until their last token.
         "constrained_json_disable_any_whitespace": True,
     }

@@ -68,7 +68,7 @@ class TimedEngine:
         self._links: Links | None = None
         self._wake = asyncio.Event()
         self._kv = kv
-        self._cache = PrefixCache(PAGE_TOKENS, kv)
+        self._cache = PrefixCache(PAGE_TOKENS, kv, latency.kv_capacity_tokens)
         self._requests: dict[str, TimedRequest] = {}
         self._waiting: deque[TimedRequest] = deque()  # for KV room and a slot
         self._prompts: deque[TimedRequest] = deque()  # admitted, to be computed
@@ -95,7 +95,7 @@ class TimedEngine:
         await asyncio.sleep(self._restart_s if Role.UNIFIED in (role, self._role) else self._switch_s)
         if self._faults.has(FAIL_SWITCH):
             raise SwitchFailed("the rebuild failed, as it was told to")
-        self._cache = PrefixCache(PAGE_TOKENS, self._kv)
+        self._cache = PrefixCache(PAGE_TOKENS, self._kv, self._latency.kv_capacity_tokens)
         if self._kv is not None:
             self._kv.clear()
         await self._take_role(role)
@@ -259,7 +259,7 @@ class TimedEngine:
 
     def _computed(self, request: TimedRequest) -> None:
         job = request.job
-        self._cache.add(job.input, job.cache_salt)
+        self._cache.computed(job)
         if self._store is not None:
             self._store.add(job.input, job.cache_salt)
         request.computed = True
