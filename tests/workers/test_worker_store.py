@@ -4,7 +4,12 @@ import fcntl
 import os
 from pathlib import Path
 
-from contracts.wire import pack_ids
+import pytest
+
+from contracts.lifecycle import Phase
+from contracts.wire import Attempt, Sampling, pack_ids
+from workers.engine import Job
+from workers.engines.timed_request import TimedRequest
 from workers.engines.timed_store import PAGE_TOKENS, TimedStore
 from workers.store_sweeper import StoreSweeper
 
@@ -26,6 +31,17 @@ def test_a_page_that_says_something_else_is_found_out(tmp_path: Path):
     store.add(IDS, "")
     next(tmp_path.glob("*.page")).write_bytes(b"\xff" * 12)
     assert store.match(IDS, "") == (96, False)
+
+
+@pytest.mark.parametrize(("admitted_s", "load_ms"), [(10.0, 80.0), (10.03, 50.0), (11.0, 0.0)])
+def test_a_request_that_waits_for_its_turn_has_its_pages_fetched_meanwhile(admitted_s: float, load_ms: float):
+    job = Job(
+        attempt=Attempt("r", 1), phase=Phase.UNIFIED, gateway_id="g", deadline_unix_ms=0, prompt=IDS,
+        sampling=Sampling(max_tokens=1),
+    )  # fmt: skip
+    request = TimedRequest(job, None, accepted_s=10.0)
+    request.fetch(80.0, admitted_s)
+    assert request.load_ms == pytest.approx(load_ms)
 
 
 def pages(folder: Path, *ages_s: float, size: int = 1000) -> list[Path]:

@@ -314,7 +314,7 @@ class TimedEngine:
             stored, intact = self._store.match(job.input, job.cache_salt)
             if stored > request.cached:
                 request.stored = stored - request.cached
-                request.load_ms = request.transfer_ms = self._latency.transfer.ms(stored - request.cached)
+                request.fetch(self._latency.transfer.ms(stored - request.cached), self._loop.time())
                 request.cached, request.intact = stored, intact and not self._faults.has(DROP_KV)
         request.uncomputed = request.num_prompt - request.cached
 

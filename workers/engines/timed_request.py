@@ -78,6 +78,10 @@ class TimedRequest:
         """Note that the KV cache was handed over."""
         self.transfer_ms = (now_s - (self.transfer_from_s or now_s)) * 1000
 
+    def fetch(self, whole_ms: float, now_s: float) -> None:
+        """Note that pages come from the store, and began to when the request came: its wait in the queue hides it."""
+        self.load_ms = self.transfer_ms = max(0.0, whole_ms - (now_s - self._accepted_s) * 1000)
+
     def arm(self, timer: asyncio.TimerHandle) -> None:
         """Replace the hand-off timer."""
         self.disarm()
