@@ -334,6 +334,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     cached_host_tokens: int = 0  # of the cached ones: from host memory
     cached_store_tokens: int = 0  # and from the store; the rest was in the device's memory
+    estimated: bool = False  # by a worker whose server told no counts
 
 
 class Stages(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,6 +365,7 @@ def counts_to_pb(counts: Counts) -> pb.Counts:
         reasoning_tokens=counts.reasoning_tokens,
         cached_host_tokens=counts.cached_host_tokens,
         cached_store_tokens=counts.cached_store_tokens,
+        estimated=counts.estimated,
     )
 
 
@@ -376,6 +378,7 @@ def counts_from_pb(message: pb.Counts) -> Counts:
         reasoning_tokens=message.reasoning_tokens,
         cached_host_tokens=message.cached_host_tokens,
         cached_store_tokens=message.cached_store_tokens,
+        estimated=message.estimated,
     )
 
 

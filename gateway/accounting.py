@@ -113,6 +113,7 @@ def count(
         else:
             decode += slot.counts.completion_tokens
             reasoning += slot.counts.reasoning_tokens
+            estimated |= slot.counts.estimated
     told = [slot for slot in prompts if slot.phase is not Phase.DECODE and slot.reason is not None]
     source = next((slot for slot in told if slot.counts.prompt_tokens), None)
     first = streams.get(0)

@@ -161,7 +161,7 @@ class Outlet(Protocol):
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while an engine runs."""
 
-    name: str  # sglang | timed
+    name: str  # sglang | timed | http
     role: Role  # in force in the engine itself
     simulated: bool
     dtype: str

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 import uvloop
+from tokenizers import Tokenizer
 
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.lifecycle import Role
+from contracts.perf import DEFAULT_LATENCY
 from contracts.prefix import HASH_FORMAT
 from contracts.resp import redis_client
 from contracts.wire import Registration
@@ -30,6 +32,7 @@ from workers.accelerators import find_accelerators
 from workers.assignments import Identity
 from workers.engine import Engine, EngineFacts
 from workers.engines.faults import Faults
+from workers.engines.http import HttpEngine, HttpOptions
 from workers.engines.sglang_options import SglangOptions
 from workers.engines.timed import TimedEngine
 from workers.heartbeat import Fenced, Heartbeat
@@ -77,10 +80,40 @@ def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, *, revision:
             faults=faults,
             kv=kv,
         )
+    if settings.engine == "http":
+        return http_engine(settings, catalog)
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
     from workers.engines.sglang import SglangEngine  # noqa: PLC0415
 
     return SglangEngine(sglang_options_of(settings, catalog, revision=revision), kv)
+
+
+def http_engine(settings: Settings, catalog: Catalog) -> HttpEngine:
+    """Return an engine in front of a server that runs already.
+
+    Raises:
+        SettingsError: the server, its model or the tokenizer is not named, or `WORKER_HTTP_FIELDS` is no JSON object.
+    """
+    for name, value in (("URL", settings.http_url), ("MODEL", settings.http_model)):
+        if not value:
+            raise SettingsError(f"WORKER_HTTP_{name}: must be set for the http engine")
+    file = Path(settings.model_path) / "tokenizer.json"
+    if not file.is_file():
+        raise SettingsError(f"WORKER_MODEL_PATH: the http engine needs {file}")
+    try:
+        fields = msgspec.json.decode(settings.http_fields, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"WORKER_HTTP_FIELDS: {error}") from None
+    options = HttpOptions(
+        url=settings.http_url,
+        model=settings.http_model,
+        key=settings.http_key,
+        fields=fields,
+        kv_capacity_tokens=settings.max_total_tokens or DEFAULT_LATENCY.kv_capacity_tokens,
+        max_running=settings.max_running or DEFAULT_LATENCY.max_running,
+        context_tokens=context_tokens_of(catalog, settings.pool),
+    )
+    return HttpEngine(options, Tokenizer.from_file(str(file)))
 
 
 def sglang_options_of(settings: Settings, catalog: Catalog, *, revision: str = "") -> SglangOptions:

@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: NotEmpty
     pool: NotEmpty
     role: Role
-    engine: Literal["sglang", "timed"]
+    engine: Literal["sglang", "timed", "http"]
     redis_url: RedisUrl
     catalog: NotEmpty  # path of models.toml
     listen: str = "127.0.0.1:0"
@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_running: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0 = the engine's own default
     profile: str = ""  # name of one of workers/profiles, or a file that ends with .toml
     engine_options: str = "{}"  # JSON object: further arguments of sglang.Engine
+    http_url: str = ""  # http engine: base URL of the server, without /v1
+    http_model: str = ""  # its name of the model
+    http_key: Secret = Secret("")
+    http_fields: str = "{}"  # JSON object: further fields of every request to it
     ring_chunks: Annotated[int, msgspec.Meta(ge=16)] = 65_536
     coalesce_ms: NotNegative = 2.0
     reader_lost_s: Positive = 5.0

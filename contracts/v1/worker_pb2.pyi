@@ -156,20 +156,22 @@ class Parsing(_message.Message):
     def __init__(self, tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_open: _Optional[bool] = ...) -> None: ...
 
 class Counts(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cached_host_tokens", "cached_store_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cached_host_tokens", "cached_store_tokens", "estimated")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     cached_host_tokens: int
     cached_store_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cached_host_tokens: _Optional[int] = ..., cached_store_tokens: _Optional[int] = ...) -> None: ...
+    estimated: bool
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cached_host_tokens: _Optional[int] = ..., cached_store_tokens: _Optional[int] = ..., estimated: _Optional[bool] = ...) -> None: ...
 
 class Stages(_message.Message):
     __slots__ = ("queue_ms", "compute_ms", "transfer_ms", "first_token_ms")

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(840)]
 
 log = structlog.get_logger()
 
-NUM_TOKENS = 240
+NUM_TOKENS = 800
 STORIES = tuple(f"Tell story {number}. " + "Once upon a time, near the sea, there lived " * 8 for number in range(6))
 SPARE, PREFILL, DECODE = "unified-0", "prefill-0", "decode-0"
 
@@ -196,7 +196,7 @@ async def test_a_real_worker_killed_in_the_midst_of_answers_changes_no_character
 
     # kill -9 of the decode worker, with every answer under way in it.
     async with pool.streams(STORIES[:4]) as moved:
-        await until(lambda: all(s.num_read >= 40 for s in moved), 120, every_s=0.005)
+        await until(lambda: all(s.num_read >= 10 for s in moved), 120, every_s=0.005)
         assert not any(s.done for s in moved)
         stack.kill(DECODE)
         at_the_kill = [s.num_read for s in moved]
@@ -208,7 +208,7 @@ async def test_a_real_worker_killed_in_the_midst_of_answers_changes_no_character
 
     # kill -9 of the prefill worker: those that have their KV go on, those that begin go elsewhere.
     async with pool.streams(STORIES[:2]) as early:
-        await until(lambda: all(s.num_read >= 20 for s in early), 120, every_s=0.005)
+        await until(lambda: all(s.num_read >= 10 for s in early), 120, every_s=0.005)
         stack.kill(PREFILL)
         async with pool.streams(STORIES[2:4]) as late:
             pass
