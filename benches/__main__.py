@@ -38,6 +38,7 @@ from tests.processes import REPOSITORY, Stack, until
 
 MODEL = "tiny"
 RESULTS = REPOSITORY / "benches" / "results" / "latest.json"
+PEERS = RESULTS.with_name("peers.json")
 PROMPT = "Tell me a story about a lighthouse keeper who counts ships. " * 2
 INSTANT = {  # everything but the decode clock takes no time, so that what is left is ours
     "WORKER_PREFILL_MS": "0",
@@ -348,6 +349,22 @@ def main() -> None:
     write(arguments, rows, cost)
 
 
+def peers() -> dict[str, Any]:
+    """Return the last run of `python -m benches.peers`, at 70 % of each one's own capacity; none without one."""
+    if not PEERS.exists():
+        return {}
+    systems = json.loads(PEERS.read_text())["systems"]
+    return {
+        name: {
+            "cpu_us_per_token": found["cpu_us_per_token"]["median"],
+            "cpu_us_per_request": found["cpu_us_per_request"]["median"],
+            "added_ttfb_ms": {share: found[f"added_ttfb_{share}_ms"]["median"] for share in ("p50", "p99")},
+            "tokens_per_s": found["tokens_per_s"]["median"],
+        }
+        for name, found in systems.items()
+    }
+
+
 def write(arguments: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: placement.Cost) -> None:
     r1, r3, r4 = (rows[ROWS[i].name] for i in (0, 2, 3))
 
@@ -364,7 +381,7 @@ def write(arguments: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     result = {
         **headline("pdgate"),
-        "peers": {"worker-alone": headline("direct")},
+        "peers": {"worker-alone": headline("direct"), **peers()},
         "placement_us": {"p50": round(cost.p50_us), "p99": round(cost.p99_us)},
         "rows": rows,
         "commit": commit.stdout.strip(),

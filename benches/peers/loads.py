@@ -1,9 +1,10 @@
 """The loads that every system gets, and what is read off them.
 
-1. *Saturation*: 256 streams on a 5 ms clock (32 for a system under 2,000 tokens/s), more than any of them passes on
-   two cores: tokens/s with client and worker on the same machine.
-2. *Loaded*: as many streams on the 5 ms clock as make 70 % of the system's own saturation: CPU per token.
-3. *Light*: 16 streams on a 20 ms clock, the same for all (left out where that is more than 70 %).
+1. *Saturation*: 256 streams of 256 tokens on a 5 ms clock (32 of 32 for a system under 800 tokens/s), more than any
+   of them passes on two cores: tokens/s with client and worker on the same machine.
+2. *Loaded*: as many streams on the 5 ms clock as make 70 % of the system's own saturation, 800 tokens each: CPU per
+   token, the request's share included.
+3. *Common*: 64 streams on a 20 ms clock, 200 tokens each, the same for all (left out where that is more than 70 %).
 4. *Requests*: one token each, 16 at once for the capacity, then paced at 70 % of it: CPU per request. The client
    acknowledges at once here, for else a server that waits for it (Nagle) is idle for 40 ms of each request.
 5. *First byte*: one token, one at a time, through the system and straight to the worker; with the client's
@@ -21,11 +22,12 @@ from benches.cpu import snapshot
 from benches.peers.systems import Running
 
 SHARE = 0.7
-CLOCK_MS, LIGHT_MS = 5.0, 20.0
-MANY, LIGHT = 256, 16
-FEW = 32  # streams that saturate a system under SLOW tokens/s as well, sooner
-SLOW_TOKENS_PER_S, SLOW_PER_S = 2000, 50
-SATURATE_S, LOADED_S, LIGHT_S = 4.0, 4.0, 3.0
+CLOCK_MS, COMMON_MS = 5.0, 20.0
+MANY, MANY_TOKENS = 256, 256
+FEW, FEW_TOKENS = 32, 32  # saturate a system under SLOW_TOKENS_PER_S as well, sooner
+COMMON, AT_ONCE = 64, 16
+SLOW_TOKENS_PER_S, SLOW_PER_S = 800, 50
+LOADED_S, COMMON_S = 4.0, 4.0
 ONE_BY_ONE, ONE_BY_ONE_SLOW = 120, 30
 DEADLINE_S = 120.0
 
@@ -53,7 +55,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     saturated: Cost
     loaded: Cost
-    light: Cost | None
+    common: Cost | None
     requests_saturated: Cost
     requests_loaded: Cost
     first_byte: dict[str, FirstByte]  # "delayed ack", "quick ack"
@@ -66,14 +68,14 @@ async def play(running: Running) -> Round:
         saturated = await _streams(at, streams, tokens)
         count = max(1, int(SHARE * saturated.per_s / (1000 / CLOCK_MS)))
         loaded = await _streams(at, count, int(LOADED_S * 1000 / CLOCK_MS))
-    light = None
-    if SHARE * saturated.per_s >= LIGHT * 1000 / LIGHT_MS:
-        async with running.tick(LIGHT_MS) as at:
-            light = await _streams(at, LIGHT, int(LIGHT_S * 1000 / LIGHT_MS))
+    common = None
+    if SHARE * saturated.per_s >= COMMON * 1000 / COMMON_MS:
+        async with running.tick(COMMON_MS) as at:
+            common = await _streams(at, COMMON, int(COMMON_S * 1000 / COMMON_MS))
     async with running.tick(1.0) as at:
-        few = await _cost(at, lambda: _one_token(at, LIGHT, 2))
-        each = max(3, int(few.per_s * 3 / LIGHT))
-        requests = await _cost(at, lambda: _one_token(at, LIGHT, each))
+        few = await _cost(at, lambda: _one_token(at, AT_ONCE, 2))
+        each = max(3, int(few.per_s * 3 / AT_ONCE))
+        requests = await _cost(at, lambda: _one_token(at, AT_ONCE, each))
         rate = SHARE * requests.per_s
         paced = await _cost(at, lambda: _paced(at, rate, max(10, int(rate * 3))))
         count = ONE_BY_ONE if requests.per_s > SLOW_PER_S else ONE_BY_ONE_SLOW
@@ -84,7 +86,7 @@ async def play(running: Running) -> Round:
     return Round(
         saturated=saturated,
         loaded=loaded,
-        light=light,
+        common=common,
         requests_saturated=requests,
         requests_loaded=paced,
         first_byte=first_byte,
@@ -92,17 +94,14 @@ async def play(running: Running) -> Round:
 
 
 async def _pilot(running: Running) -> tuple[int, int]:
-    """Check that answers are whole, and return streams and tokens of each for a saturation of some seconds."""
+    """Check that answers are whole, and return how many streams, of how many tokens, saturate in some seconds."""
     whole = await load.run("127.0.0.1", running.port, [[running.request(20)]], keep_body=True, deadline_s=DEADLINE_S)
     said = bytes(whole[0].body)
     told = said.count(b'"content":"') - said.count(b'"content":""')
     if whole[0].status != 200 or told != 20:
         raise RuntimeError(f"asked 20 tokens, got {told} (status {whole[0].status}): {said[-400:]!r}")
     probe = await _streams(running, FEW, 16)
-    streams = MANY if probe.per_s > SLOW_TOKENS_PER_S else FEW
-    if streams == MANY:
-        probe = await _streams(running, MANY, 16)
-    return streams, max(16, min(512, int(probe.per_s * SATURATE_S / streams)))
+    return (MANY, MANY_TOKENS) if probe.per_s > SLOW_TOKENS_PER_S else (FEW, FEW_TOKENS)
 
 
 async def _streams(running: Running, count: int, tokens: int) -> Cost:
@@ -132,7 +131,7 @@ async def _paced(running: Running, rate_rps: float, count: int) -> int:
                 seen.append(await client.send(running.request(1), DEADLINE_S))
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(2 * LIGHT):
+        for _ in range(2 * AT_ONCE):
             tasks.create_task(connection())
     return _whole(seen)
 

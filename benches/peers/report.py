@@ -11,7 +11,7 @@ from benches.peers.loads import Cost, Round
 
 LESS_IS_BETTER = {
     "cpu_us_per_token": True,
-    "cpu_us_per_token_light": True,
+    "cpu_us_per_token_common": True,
     "cpu_us_per_request": True,
     "added_ttfb_p50_ms": True,
     "added_ttfb_p99_ms": True,
@@ -22,7 +22,7 @@ LESS_IS_BETTER = {
 }
 TITLES = {
     "cpu_us_per_token": "CPU us a token, 70 % load",
-    "cpu_us_per_token_light": "CPU us a token, 16 streams at 20 ms",
+    "cpu_us_per_token_common": "CPU us a token, 64 streams at 20 ms",
     "cpu_us_per_request": "CPU us a request, 70 % load",
     "added_ttfb_p50_ms": "added first byte P50, ms",
     "added_ttfb_p99_ms": "added first byte P99, ms",
@@ -37,11 +37,11 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     """Return a system's figures: the median of its rounds, with the lowest and the highest."""
     added = [_added(r, "delayed ack") for r in rounds]
     quick = [_added(r, "quick ack") for r in rounds]
-    light = [r.light for r in rounds if r.light is not None]
+    common = [r.common for r in rounds if r.common is not None]
     return {
         "rounds": len(rounds),
         "cpu_us_per_token": _spread([r.loaded.system_us for r in rounds]),
-        "cpu_us_per_token_light": _spread([one.system_us for one in light]) if light else None,
+        "cpu_us_per_token_common": _spread([one.system_us for one in common]) if common else None,
         "cpu_us_per_request": _spread([r.requests_loaded.system_us for r in rounds]),
         "added_ttfb_p50_ms": _spread([a["p50"] for a in added]),
         "added_ttfb_p99_ms": _spread([a["p99"] for a in added]),
