@@ -38,7 +38,7 @@ from benches.chaos.books import Books
 from benches.chaos.callers import Callers, Prompts
 from benches.chaos.plan import VALKEY
 from benches.chaos.rounds import Rounds, rounds_of
-from benches.chaos.site import PROCESSES, Site, running
+from benches.chaos.site import PROCESSES, Site, end_cleanly, running
 from pdgate.timeline import Curve, Panel, write_panels
 
 RESULTS = Path(__file__).parent / "results" / "soak.json"
@@ -191,6 +191,7 @@ def plot(samples: Sequence[tuple[float, Mapping[str, float]]], file: Path) -> No
 
 
 async def bench(minutes: float, folder: Path) -> dict[str, Any]:
+    end_cleanly()
     async with running(folder, None) as site, rounds_of(site, seed=0) as rounds:
         prompts = Prompts(folder / "models" / "tiny" / "tokenizer.json", seed=1)
         print("looking for what the stack carries")

@@ -30,7 +30,7 @@ from benches.chaos.actions import needs
 from benches.chaos.books import memory_mb
 from benches.chaos.plan import PLAN, SHORT, Fault
 from benches.chaos.rounds import Round, rounds_of
-from benches.chaos.site import old_version, running
+from benches.chaos.site import end_cleanly, old_version, running
 
 SLOW_S = 2.0
 
@@ -55,6 +55,7 @@ async def bench(asked: argparse.Namespace, folder: Path) -> tuple[list[Round], d
     """Do the rounds; return them, what was left out and why, and how memory grew."""
     done: list[Round] = []
     began_s = time.monotonic()
+    end_cleanly()
     old = old_version(asked.old, folder)
     async with running(folder, old) as site, rounds_of(site, seed=asked.seed) as rounds:
         faults = chosen(asked)

@@ -267,6 +267,13 @@ async def running(folder: Path, old_tree: Path | None) -> AsyncIterator[Site]:
             site.net.close()
 
 
+def end_cleanly() -> None:
+    """Let SIGTERM end the calling task as Ctrl-C does: namespaces and mounts must not be left behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 def old_version(ref: str, folder: Path) -> Path | None:
     """Unpack an earlier commit of this checkout; None = there is none."""
     root = Path(__file__).parents[2]
