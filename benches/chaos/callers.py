@@ -127,12 +127,14 @@ class Callers:
             httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits) as http,
             asyncio.TaskGroup() as tasks,
         ):
+            due_s = asyncio.get_running_loop().time()
             while not self._stopping.is_set():
                 call = self._prompts.next()
                 self.calls.append(call)
                 tasks.create_task(self._call(http, call, next(turn)))
+                due_s += self._pacing.expovariate(self._rate)
                 try:
-                    async with asyncio.timeout(self._pacing.expovariate(self._rate)):
+                    async with asyncio.timeout_at(due_s):
                         await self._stopping.wait()
                 except TimeoutError:
                     continue
