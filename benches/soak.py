@@ -1,7 +1,7 @@
 """Endurance at 70 % of what the stack carries: `make soak`, `python -m benches.soak --minutes 120`.
 
-First the capacity: the rate of calls is raised by half until answers take more than twice as long as unloaded, or any is
-missing; the load is then 70 % of the highest rate before. While it runs, every few seconds resident memory and open
+First the capacity: the rate of calls is raised by half until answers take more than twice as long as unloaded, or any
+is missing; the load is then 70 % of the highest rate before. While it runs, every few seconds resident memory and open
 files of each process, keys and memory of Valkey, and connections and size of PostgreSQL are read. After a warm-up of a
 tenth of the time (a minute at least) each gets a line fitted by least squares.
 
