@@ -8,6 +8,7 @@ import asyncpg
 import httpx
 import msgspec
 import psutil
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from benches.chaos.callers import Call
@@ -128,7 +129,7 @@ class Books:
             found += [f"{name} {gauge}={seen[gauge]:g}" for gauge in gauges if seen.get(gauge, 0.0) > 0]
         try:
             if not await nothing_is_reserved(self._site.redis):
-                found.append("reservations, leases, entries or records in Redis")
+                found.append(f"in Redis: {', '.join(await kept_keys(self._site.redis)) or 'something, a moment ago'}")
         except (RedisError, OSError):
             await self._site.reconnect()
             found.append("Redis does not answer")
@@ -194,6 +195,18 @@ class Books:
         account.doubled += twice
         if not await ledger_is_balanced(database) or await database.fetchval(_DRIFT):
             account.unbalanced += 1
+
+
+async def kept_keys(redis: Redis) -> list[str]:
+    """Return the names of reservations, leases, entries and records that are still there."""
+    found = []
+    async for key in redis.scan_iter(match="pdgate:*"):
+        name = key.decode()
+        held = (":res:" in name or ":inflight:" in name or (":running:" in name and await redis.zcard(key))
+                or (name.endswith(":inbox") and await redis.xlen(key)) or (name.endswith(":open") and await redis.zcard(key)))  # fmt: skip # noqa: E501
+        if held:
+            found.append(name)
+    return found
 
 
 def len_of(call: Call) -> int:
