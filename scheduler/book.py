@@ -70,6 +70,7 @@ class Request:
         "blocked_ms",
         "blocks",
         "charged",
+        "claimed",
         "decode_ref",
         "delivered",
         "delivered_chars",
@@ -140,6 +141,7 @@ class Request:
         self.done: frozenset[int] = frozenset()  # samples that lost attempts finished
         self.first_prompt: Counts | None = None  # of the first attempt that computed its prompt
         self.blocked_by: Reason | None = None
+        self.claimed = False  # taken over from another leader
         self.asked_gateway = False  # AttemptLost(retrying=False) sent for the current attempt
         self.stop_requested = False  # no further attempt, whatever happens
         self.hand_off_due_s: float | None = None

@@ -71,10 +71,12 @@ class Intake:
         """Enter a claimed submit without queueing it; None when it is refused or known."""
         fault = _fault(submit, self._pool)
         if fault is None:
-            return self._dispatcher.enter(submit, entry_id)
-        request = self._dispatcher.arrive(submit, entry_id)
-        if request is not None:
-            self._verdicts.refuse_bad(request, fault)
+            request = self._dispatcher.enter(submit, entry_id)
+            request.claimed = True
+            return request
+        refused = self._dispatcher.arrive(submit, entry_id)
+        if refused is not None:
+            self._verdicts.refuse_bad(refused, fault)
         return None
 
 

@@ -278,6 +278,7 @@ class Term:
         self.takeover = Takeover(
             redis,
             pool,
+            inbox=self.inbox,
             intake=self.intake,
             book=self.book,
             dispatcher=self.dispatcher,

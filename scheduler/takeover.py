@@ -1,7 +1,7 @@
 """What a new leader does with the work of the one before.
 
 1. Claim every pending inbox entry and read the in-flight records.
-2. A submit without a record was never dispatched: queue it.
+2. A submit without a record was never dispatched: queue it. (Or settled since it was claimed: then its entry is gone.)
 3. A submit with a record waits until it is known how its workers stand: their Inventory came, or they are
    dead or gone. Then: running or finished there = adopt as it is; on no reachable worker = another attempt,
    by the same rules as after a loss (attempts.py).
@@ -24,7 +24,7 @@ from contracts.wire import FINISH_FROM_PB, PHASE_FROM_PB, Inflight, Submit, Work
 from scheduler.attempts import Attempts
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.dispatch import Dispatcher
-from scheduler.inbox import Entry
+from scheduler.inbox import Entry, Inbox
 from scheduler.intake import Intake
 from scheduler.record import decode_record
 from scheduler.registry import WorkerRegistry
@@ -44,6 +44,7 @@ class Takeover:
         redis: Redis,
         pool: str,
         *,
+        inbox: Inbox,
         intake: Intake,
         book: Book,
         dispatcher: Dispatcher,
@@ -55,6 +56,7 @@ class Takeover:
     ) -> None:
         self._redis = redis
         self._pool = pool
+        self._inbox = inbox
         self._intake = intake
         self._book = book
         self._dispatcher = dispatcher
@@ -105,8 +107,14 @@ class Takeover:
     async def take_claimed(self, entries: list[Entry]) -> None:
         """Take in entries that another leader had read. Raises redis.exceptions.RedisError."""
         records = await self._records(entries)
+        # Its gateway settled it after we had claimed it: the entry goes first and the record last, so one of the two
+        # always tells. Without a record it would look as if it had never been dispatched, and run again.
+        unrecorded = [e[0] for e in entries if isinstance(m := self._intake.read(e), Submit) and m.rid not in records]
+        settled = await self._inbox.missing(unrecorded) if unrecorded else set()
         num_new = 0
         for entry in entries:
+            if entry[0] in settled:
+                continue
             message = self._intake.read(entry)
             if not isinstance(message, Submit) or message.rid in self._book:
                 self._intake.take(entry)

@@ -227,8 +227,8 @@ class Verdicts:
         self._helm.ended(request, outcome)
         self._waiting.remove(request)
         self.stop_parts(request, "settled")
-        if request.attempt > 1 or request.state is RequestState.QUEUED:
-            self._outbox.delete_record(rid)  # the settler may have deleted an older one
+        if request.attempt > 1 or request.claimed or request.state is RequestState.QUEUED:
+            self._outbox.delete_record(rid)  # the settler may have deleted an older one, or none as yet
         for worker in request.workers:
             self.settled(worker, request.rid_bytes)
 

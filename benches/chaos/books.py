@@ -1,7 +1,7 @@
 """What must hold after every fault: nothing lost, doubled, wrong or stuck, and everything given back."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 import asyncpg
@@ -129,19 +129,19 @@ class Books:
             found += [f"{name} {gauge}={seen[gauge]:g}" for gauge in gauges if seen.get(gauge, 0.0) > 0]
         try:
             if not await nothing_is_reserved(self._site.redis):
-                found.append(f"in Redis: {', '.join(await kept_keys(self._site.redis)) or 'something, a moment ago'}")
+                found += [f"in Redis: {name}" for name in await kept_keys(self._site.redis)] or ["something in Redis"]
         except (RedisError, OSError):
             await self._site.reconnect()
             found.append("Redis does not answer")
         return found
 
-    async def settled(self) -> list[str]:
-        """Wait until everything was given back, and return what was not."""
+    async def settled(self, known: Collection[str] = ()) -> list[str]:
+        """Wait until everything was given back but what is known not to be, and return what was not."""
         busy: list[str] = []
 
         async def is_idle() -> bool:
             nonlocal busy
-            busy = await self.busy()
+            busy = [what for what in await self.busy() if what not in known]
             return not busy
 
         with suppress(TimeoutError):

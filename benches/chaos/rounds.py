@@ -78,6 +78,7 @@ class Rounds:
         self._prompts = prompts
         self._stalls = stalls
         self._logs = Logs(site)
+        self._kept: set[str] = set()
 
     async def run(self, fault: Fault | None) -> Round:
         """Do a fault under load; None = nothing happens, which must show nothing."""
@@ -140,7 +141,8 @@ class Rounds:
                 note = f"{call.rid} {call.verdict} {call.status} at {call.gateway} after {len(call.text)} characters"
                 account.notes.append(f"{note}: {call.error}")
         account.told = told
-        busy = await self.books.settled()
+        busy = [what for what in await self.books.settled(self._kept) if what not in self._kept]
+        self._kept |= set(busy)  # told once, of the fault that left it
         account.kept = len(busy)
         account.notes += [f"kept: {what}" for what in busy]
         await self.books.charged(calls, account, free_at=names if fault and fault.frees else ())

@@ -13,6 +13,7 @@ from scheduler.helm import HelmSettings
 from scheduler.legacy import decode as decode_legacy
 from scheduler.policy.lengths import LengthKey
 from scheduler.policy.sight import RatioLimits
+from scheduler.takeover import Takeover
 
 
 async def leader_of(rig: Rig) -> bytes | None:
@@ -115,6 +116,31 @@ async def test_requests_that_finished_while_nobody_led_are_known_to_the_new_lead
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     second = await rig.leading(rig.scheduler("b"))
     assert second.term.book.get(request.rid).state is RequestState.FINISHED
+
+
+async def test_a_request_that_is_settled_while_it_is_claimed_does_not_run_again(rig: Rig, monkeypatch):
+    """A full disk held its settlement up until the very take-over: it ran twice, and its record stayed."""
+    prefill, decode = await rig.pair()
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    request = await gateway.submit(max_tokens=4)
+    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await rig.kill(first)
+    records = Takeover._records
+
+    async def settled_first(takeover, entries):
+        if entries:
+            await gateway.finish(request)
+        return await records(takeover, entries)
+
+    monkeypatch.setattr(Takeover, "_records", settled_first)
+    second = await rig.leading(rig.scheduler("b"))
+    later = await gateway.submit(max_tokens=4)
+    await eventually(lambda: later.reason() is FinishReason.LENGTH)
+    await gateway.finish(later)
+    await eventually(lambda: len(second.term.book) == 0)
+    assert decode.submitted == prefill.submitted == [Attempt(request.rid, 1), Attempt(later.rid, 1)]
+    assert not await rig.redis.exists(keys.inflight(POOL, request.rid))
 
 
 async def test_a_waiting_request_is_dispatched_by_the_new_leader(rig: Rig):
