@@ -132,7 +132,7 @@ def decode_features(row: Measured, prefill: Sequence[float]) -> list[float]:
     prompt_ms = (
         dense * terms.compute_ms + moe * terms.moe_compute_ms + pairs * terms.attention_ms + reduce * terms.links_ms
     )
-    return [*_decode_columns(row.decode), (row.concurrency - 1) * prompt_ms / row.output_tokens]
+    return [*decode_columns(row.decode), (row.concurrency - 1) * prompt_ms / row.output_tokens]
 
 
 def prefill_features(row: Measured) -> list[float]:
@@ -228,7 +228,8 @@ def calibrate(prior: Coefficients, rows: Sequence[Measured]) -> Coefficients:
     return msgspec.structs.replace(prior, decode=tuple(moved))
 
 
-def _decode_columns(terms: Terms) -> list[float]:
+def decode_columns(terms: Terms) -> list[float]:
+    """Return the terms of a decode step in the order of the coefficients; the mixed prefill comes after them."""
     return [
         terms.weights_ms,
         terms.experts_ms,
