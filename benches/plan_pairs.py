@@ -4,7 +4,7 @@
 disaggregated, and a TPOT target, the measured goodput per GPU is that of the best run within the target,
 `concurrency / (TTFT + (O - 1)*TPOT)` over its GPUs. The prediction takes the same deployments, with the factors of a
 fit that saw neither this model and GPU nor any disaggregated run; a second one is calibrated on three aggregated runs
-of the system, as a user can do. Questions of one system are not independent: the number of systems stands beside theirs.
+of the system, as a user can do. Questions of one system are not independent: the number of systems is given too.
 """
 
 import csv

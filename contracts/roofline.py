@@ -138,6 +138,18 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         return next(self.flops[d] for d in wider.get(dtype, ("bf16",)) if d in self.flops)
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How the routed experts of a mixture are spread over the GPUs of a worker, and how evenly tokens hit them.
+
+    Prefill and decode hit experts differently, so a group laid out for one phase is uneven in the other.
+    """
+
+    apart: bool = False  # expert parallel: whole experts per GPU, tokens exchanged all to all; else each expert is cut
+    prefill_imbalance: float = 1.0  # expert work of the busiest GPU over the mean, in prefill
+    decode_imbalance: float = 1.0
+    decode_rates: tuple[float, ...] = ()  # probability that a decoded token picks each expert; empty = all alike
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker holds the model."""
 
@@ -145,6 +157,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     attention_dp: int = 1  # data-parallel attention ranks; the rest of `gpus` is tensor parallel
     weights: str = "bf16"
     kv: str = "bf16"
+    experts: ExpertLoad = ExpertLoad()
 
     @property
     def attention_tp(self) -> int:
@@ -206,15 +219,15 @@ def decode_terms(shape: ModelShape, gpu: Accelerator, use: Deployment, *, reques
     attention_bytes, expert_bytes = _weight_bytes(use.weights)
     experts = 0.0
     if shape.experts:
-        touched = 1 - (1 - shape.experts_per_token / shape.experts) ** requests
-        experts = shape.moe_layers * shape.experts * shape.expert_weights * touched * expert_bytes / use.gpus
+        touched = touched_experts(shape, requests, use.experts.decode_rates) * use.experts.decode_imbalance
+        experts = shape.moe_layers * shape.expert_weights * touched * expert_bytes / use.gpus
     return Terms(
         weights_ms=shape.always_weights * attention_bytes / use.attention_tp / gpu.bytes_per_s * MS,
         experts_ms=experts / gpu.bytes_per_s * MS,
         kv_ms=kv_tokens * kv_bytes_per_gpu_token(shape, use) / gpu.bytes_per_s * MS,
         compute_ms=2 * shape.active_weights * requests / (use.gpus * gpu.peak(use.weights)) * MS,
         attention_ms=kv_tokens * shape.latent_pair_flops / use.gpus / gpu.peak("bf16") * MS,
-        links_ms=_all_reduce_ms(shape, gpu, use, requests),
+        links_ms=links_ms(shape, gpu, use, requests),
         layers=shape.layers,
         moe_hops=shape.moe_layers * math.log2(use.gpus),
         requests=requests,
@@ -231,9 +244,9 @@ def prefill_terms(
     return Terms(
         weights_ms=shape.total_weights * DTYPE_BYTES[use.weights] / use.gpus / gpu.bytes_per_s * MS,
         compute_ms=0.0 if shape.experts else gemm_ms,
-        moe_compute_ms=gemm_ms if shape.experts else 0.0,
+        moe_compute_ms=gemm_ms * use.experts.prefill_imbalance if shape.experts else 0.0,
         attention_ms=shape.pair_flops * pairs / use.gpus / gpu.peak("bf16") * MS,
-        links_ms=_all_reduce_ms(shape, gpu, use, n),
+        links_ms=links_ms(shape, gpu, use, n),
     )
 
 
@@ -341,6 +354,45 @@ def _weight_bytes(dtype: str) -> tuple[float, float]:
     expert = DTYPE_BYTES[dtype]
     wider = {"fp4": 1.0, "int4": 2.0}
     return wider.get(dtype, expert), expert
+
+
+def touched_experts(shape: ModelShape, tokens: float, rates: tuple[float, ...] = ()) -> float:
+    """Return how many experts of a layer a step over so many tokens reads, on average.
+
+    Args:
+        shape: the model.
+        tokens: of the step.
+        rates: probability that a token picks each expert; empty = all alike.
+    """
+    if rates:
+        return math.fsum(1 - math.pow(1 - min(1.0, rate), tokens) for rate in rates) * shape.experts / len(rates)
+    return shape.experts * (1 - math.pow(1 - shape.experts_per_token / shape.experts, tokens))
+
+
+def links_ms(shape: ModelShape, gpu: Accelerator, use: Deployment, tokens: float) -> float:
+    """Return the time of one step's exchanges at line rate: all-reduces, or all-to-all where experts are apart."""
+    return all_to_all_ms(shape, gpu, use, tokens) if use.experts.apart else _all_reduce_ms(shape, gpu, use, tokens)
+
+
+def all_to_all_ms(shape: ModelShape, gpu: Accelerator, use: Deployment, tokens: float) -> float:
+    """Return the time that a worker's mixture layers exchange tokens at line rate, ms.
+
+    A token goes once to each other GPU that holds one of its experts (8 bits a number) and comes back (16 bits).
+    Between nodes it crosses the network cards once per node; links within nodes and cards work at the same time.
+    """
+    gpus, picks = use.gpus, shape.experts_per_token
+    if gpus == 1 or not shape.experts:
+        return 0.0
+    bytes_each = shape.moe_layers * shape.hidden * (1.0 + 2.0)
+    per_gpu = tokens / gpus
+    others = gpus * (1 - (1 - 1 / gpus) ** picks) * (gpus - 1) / gpus
+    nodes = math.ceil(gpus / gpu.gpus_per_node)
+    if nodes == 1:
+        return per_gpu * others * bytes_each / gpu.node_bytes_per_s * MS
+    abroad = nodes * (1 - (1 - 1 / nodes) ** picks) * (nodes - 1) / nodes
+    between = per_gpu * abroad * bytes_each / gpu.network_bytes_per_s * MS
+    within = per_gpu * others * bytes_each / gpu.node_bytes_per_s * MS
+    return max(between, within)
 
 
 def _all_reduce_ms(shape: ModelShape, gpu: Accelerator, use: Deployment, tokens: float) -> float:

@@ -18,6 +18,7 @@ from pdgate.output import show_json
 from pdgate.plan.calibration import calibrated, read_measurements
 from pdgate.plan.compare import LocalModel
 from pdgate.plan.described import PRESETS, Description, preset_workload, sample
+from pdgate.plan.experts import Hits, read_hits
 from pdgate.plan.fit import ENGINES, FITTED, fitted
 from pdgate.plan.hardware import accelerators, find_accelerator, parse_gpus
 from pdgate.plan.html import html_report
@@ -62,6 +63,11 @@ def plan(
     speculate: Annotated[
         str | None, typer.Option(help='Speculative decoding: "accept=0.7,tokens=3,draft=0.05".')
     ] = None,
+    expert_parallel: Annotated[bool, typer.Option(help="Try whole experts on each GPU for mixtures.")] = True,
+    expert_hits: Annotated[
+        Path | None, typer.Option(help="JSON of tokens by layer and expert in prefill and decode.")
+    ] = None,
+    expert_copies: Annotated[int, typer.Option(min=0, help="Additional copies of hot experts per layer.")] = 0,
     network: Annotated[
         str, typer.Option(help="Hand-off link per worker: nvlink, 200Gb, 25GB.  [default: by fleet]")
     ] = "",
@@ -137,6 +143,9 @@ def plan(
             operations_per_hour=operations_cost,
             prices=_prices(sell),
             alternatives=tuple(known.values()) if other_hardware else (),
+            expert_parallel=expert_parallel,
+            expert_copies=expert_copies,
+            hits=read_hits(expert_hits, found.shape) if expert_hits is not None else Hits(),
             local=_local(local_model, local_tokens),
             speculation=parse_speculation(speculate) if speculate is not None else None,
         )

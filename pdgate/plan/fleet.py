@@ -5,15 +5,24 @@ import re
 import msgspec
 
 from contracts.perf import LatencyModel
-from contracts.roofline import Accelerator, Deployment, Efficiency, ModelShape, kv_capacity_tokens, latency_model
+from contracts.roofline import (
+    Accelerator,
+    Deployment,
+    Efficiency,
+    ExpertLoad,
+    ModelShape,
+    kv_capacity_tokens,
+    latency_model,
+)
 from contracts.slo import SloTarget
+from pdgate.plan.experts import LARGEST_GROUP, SMALLEST_GROUP, Hits, decode_rates, expert_load
 from pdgate.plan.pools import decode_capacity_rps, decode_step_ms
 from pdgate.plan.speculation import Speculation
 from pdgate.plan.traffic import DecodeMoments
 from pdgate.plan.workload import WorkloadError
 
 MIN_CONTEXTS = 4.0  # a worker must hold at least so many mean requests
-MAX_RUNNING = 1024
+MAX_RUNNING, MAX_PER_RANK = 1024, 256  # requests at once: of a worker, and of each attention rank of a large one
 NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*(G[bB])(?:/?s|ps)?")
 GIGA = 1e9
 
@@ -32,7 +41,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """As people write it: "TP4", "TP8 DP8"."""
+        """As people write it: "TP4", "TP8 DP8", "EP16" (experts apart, attention data parallel)."""
+        if self.use.experts.apart:
+            return f"EP{self.use.gpus}"
         ranks = f" DP{self.use.attention_dp}" if self.use.attention_dp > 1 else ""
         return f"TP{self.use.gpus}{ranks}"
 
@@ -53,6 +64,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float = 0.9
     mixing: float = 1.1  # kappa: cost of a prompt mixed into decode steps over its cost alone
     speculation: Speculation | None = None
+    expert_parallel: bool = True  # whether mixtures may be served with whole experts on each GPU
+    expert_copies: int = 0  # additional copies of the most hit experts per layer
+    hits: Hits = Hits()  # recorded; none = all experts alike
 
 
 def workers_of(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:
@@ -62,9 +76,26 @@ def workers_of(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:
     while gpus <= min(count, gpu.gpus_per_node):
         layouts = {1, gpus} if setting.shape.latent_rank else {1}
         for ranks in sorted(layouts):
-            use = Deployment(gpus=gpus, attention_dp=ranks, weights=setting.weights, kv=setting.kv)
+            cut = ExpertLoad(decode_rates=decode_rates(setting.hits, setting.shape))
+            use = Deployment(gpus=gpus, attention_dp=ranks, weights=setting.weights, kv=setting.kv, experts=cut)
             if kv_capacity_tokens(setting.shape, gpu, use) >= MIN_CONTEXTS * setting.moments.prompt:
                 found.append(_worker(gpu, use, count, setting))
+        gpus *= 2
+    return found + _expert_workers(gpu, count, setting)
+
+
+def _expert_workers(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:
+    """Workers with whole experts on each GPU and data-parallel attention, over nodes too."""
+    found: list[Worker] = []
+    if not setting.shape.experts or not setting.expert_parallel:
+        return found
+    gpus = SMALLEST_GROUP
+    while gpus <= min(count, LARGEST_GROUP, setting.shape.experts):
+        load = expert_load(setting.hits, setting.shape, gpus, copies=setting.expert_copies)
+        use = Deployment(gpus=gpus, attention_dp=gpus, weights=setting.weights, kv=setting.kv, experts=load)
+        # a request's cache lies on one GPU, which must hold a few of them
+        if kv_capacity_tokens(setting.shape, gpu, use) >= MIN_CONTEXTS * setting.moments.prompt * gpus:
+            found.append(_worker(gpu, use, count, setting))
         gpus *= 2
     return found
 
@@ -90,6 +121,7 @@ def _worker(gpu: Accelerator, use: Deployment, count: int, setting: Setting) -> 
     link = line_rate(setting.network, gpu, use, count)
     batch = 32.0
     drafts = setting.speculation
+    most = max(MAX_RUNNING, MAX_PER_RANK * use.attention_dp)
     for _ in range(3):
         latency = latency_model(
             setting.shape,
@@ -101,10 +133,10 @@ def _worker(gpu: Accelerator, use: Deployment, count: int, setting: Setting) -> 
             engine=setting.engine,
         )
         decode = drafts.per_token(latency.decode) if drafts else latency.decode
-        latency = msgspec.structs.replace(latency, decode=decode, max_running=MAX_RUNNING)
+        latency = msgspec.structs.replace(latency, decode=decode, max_running=most)
         rate = decode_capacity_rps(latency, setting.moments, setting.target.tpot_ms)
         step = decode_step_ms(latency, setting.moments, rate)
-        batch = min(float(MAX_RUNNING), max(2.0, rate / 1000 * step * setting.moments.o))
+        batch = min(float(most), max(2.0, rate / 1000 * step * setting.moments.o))
     return Worker(gpu=gpu, use=use, latency=_scaled(latency, setting))
 
 

@@ -7,7 +7,7 @@ from pdgate.plan.decide import WORTH
 from pdgate.plan.plan import Plan
 from pdgate.plan.sensitivity import SurfacePoint
 from pdgate.plan.svg import Line, bars, lines, shade
-from pdgate.plan.text import HEADLINES, money_lines, share, simulation, targets, traffic, workers
+from pdgate.plan.text import HEADLINES, mixture_lines, money_lines, share, simulation, targets, traffic, workers
 from pdgate.plan.workload import Workload
 
 CURVE_POINTS = 60
@@ -66,6 +66,7 @@ def _run(plan: Plan) -> Iterable[str]:
         words = simulation(plan.simulation)
         yield f"<p>{escape(words[0].upper() + words[1:])}.</p>"
     yield f'<p class="note">Runs out first: {escape(plan.binding)}.</p>'
+    yield "".join(f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in mixture_lines(plan))
 
 
 def _option_bars(plan: Plan) -> str:

@@ -9,7 +9,9 @@ from contracts.roofline import Accelerator, Efficiency, ModelShape
 from contracts.slo import SloTarget
 from pdgate.plan.compare import Ask, LocalModel, Option
 from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
+from pdgate.plan.experts import Hits
 from pdgate.plan.fleet import Setting
+from pdgate.plan.mixture import Mixture, mixture_of
 from pdgate.plan.money import Money, PerMillion, Prices
 from pdgate.plan.played import Agreement, agreement_of
 from pdgate.plan.portrait import Portrait, portray
@@ -51,6 +53,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[Accelerator, ...] = ()
     local: LocalModel | None = None
     speculation: Speculation | None = None
+    expert_parallel: bool = True
+    expert_copies: int = 0
+    hits: Hits = Hits()
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     surface: list[SurfacePoint]
     assumptions: list[str]
     latency: dict[str, LatencyModel]  # by role, of the chosen workers
+    layout: dict[str, str]  # by role: "TP4", "TP8 DP8", "EP16"
+    mixture: Mixture | None  # None = a dense model
 
 
 def make_plan(
@@ -136,6 +143,9 @@ def make_plan(
         attainment=question.attainment,
         mixing=question.mixing,
         speculation=question.speculation,
+        expert_parallel=question.expert_parallel,
+        expert_copies=question.expert_copies,
+        hits=question.hits,
     )
     ask = Ask(
         fleet=question.fleet,
@@ -151,7 +161,8 @@ def make_plan(
     simulation = agreement_of(workload, setting, choice, told) if with_simulation else None
     sensitivity = sensitivity_of(ask, traffics, setting, choice, told)
     surface = surface_of(ask, traffics, setting, choice, told) if with_surface else []
-    return _answer(question, workload, choice, simulation, sensitivity, surface)
+    mixture = mixture_of(choice.shape, setting, traffics.whole(None), workload.rate_rps)
+    return _answer(question, workload, choice, simulation, sensitivity, surface, mixture)
 
 
 class _Stages:
@@ -174,6 +185,7 @@ def _answer(
     simulation: Agreement | None,
     sensitivity: Sensitivity | None,
     surface: list[SurfacePoint],
+    mixture: Mixture | None,
 ) -> Plan:
     shape = choice.shape
     pools = dict(shape.roles()) if shape is not None else {}
@@ -217,6 +229,8 @@ def _answer(
         surface=surface,
         assumptions=_assumptions(question, workload),
         latency={role: worker.latency for role, worker in pools.items()},
+        layout={role: worker.label for role, worker in pools.items()},
+        mixture=mixture,
     )
 
 

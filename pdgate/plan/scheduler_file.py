@@ -52,6 +52,7 @@ def _catalogue(plan: Plan) -> list[str]:
         "# For models.toml, under the model's own name: what gateway and scheduler start from. The pool's one set of",
         "# costs has the prefill workers' prefill and the decode workers' decode. To run it on one machine:",
         f"# pdgate up --prefill {plan.prefill} --decode {plan.decode} --unified {plan.unified}",
+        *_steering(plan),
         f"[{model}]",
         f"hand_off = {_text(plan.hand_off or 'direct')}",
     ]
@@ -59,6 +60,12 @@ def _catalogue(plan: Plan) -> list[str]:
     if kept:
         lines += _table(f"{model}.tiers.default", kept)
     return lines + _table(f"{model}.latency", msgspec.to_builtins(costs))
+
+
+def _steering(plan: Plan) -> list[str]:
+    if plan.mixture is None or plan.mixture.flips:
+        return []
+    return ["# Roles do not flip with expert parallelism: SCHEDULER_RATIO_MODE=manual"]
 
 
 def _table(name: str, values: dict[str, Any]) -> list[str]:

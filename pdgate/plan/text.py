@@ -52,7 +52,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"would change the answer: {'; '.join(changes) if changes else 'none of the inputs tried'}")
         if plan.sensitivity.network_needed_gb is not None:
             console.print(f"network: {plan.sensitivity.network_needed_gb:g} GB/s per prefill worker is enough")
-    for line in money_lines(plan):
+    for line in [*mixture_lines(plan), *money_lines(plan)]:
         console.print(line)
     console.print("\n[dim]" + "; ".join(plan.assumptions) + "[/dim]")
 
@@ -102,13 +102,34 @@ def workers(plan: Plan) -> str:
     for role in ("prefill", "decode", "unified"):
         count = getattr(plan, role)
         if count:
-            parts.append(f"{count} {role} x TP{getattr(plan.parallelism, role)}")
+            parts.append(f"{count} {role} x {plan.layout[role]}")
     text = " + ".join(parts)
     if plan.short_prompt_tokens:
         text += f" (unified: prompts of up to {plan.short_prompt_tokens} uncached tokens)"
     elif plan.unified and plan.prefill:
         text += " (unified: fallback)"
     return text + (f", hand-off {plan.hand_off}" if plan.hand_off else "")
+
+
+def mixture_lines(plan: Plan) -> list[str]:
+    """The experts in words; no lines for a dense model."""
+    if plan.mixture is None:
+        return []
+    parts = []
+    for seen in plan.mixture.roles:
+        text = f"{seen.role} " + (f"EP{seen.degree}" if seen.degree > 1 else "experts cut over the worker's GPUs")
+        if seen.degree > 1:
+            text += (
+                f" ({seen.experts_per_gpu:.3g} experts a GPU, busiest {seen.imbalance:.2f} x the mean, all-to-all "
+                f"{seen.exchange_ms:.2g} ms = {seen.exchange_share:.0%} of a "
+                f"{'prompt' if seen.role == 'prefill' else 'step'})"
+            )
+        if seen.touched_share is not None:
+            text += f", a step reads {seen.touched_share:.0%} of the experts"
+        parts.append(text)
+    hits = "recorded hits" if plan.mixture.recorded_hits else "all experts hit alike (--expert-hits FILE for yours)"
+    lines = [f"experts, {hits}: " + "; ".join(parts)]
+    return lines if plan.mixture.flips else [*lines, plan.mixture.instead]
 
 
 def money_lines(plan: Plan) -> list[str]:
