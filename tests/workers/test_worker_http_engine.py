@@ -58,7 +58,7 @@ async def engine_on(server: OpenaiServer, **changes) -> AsyncIterator[HttpEngine
     values = {"url": server.url, "model": "there", "kv_capacity_tokens": 1000, "max_running": 2, "context_tokens": 2048}
     engine = HttpEngine(HttpOptions(**{**values, **changes}), TOKENIZER)
     facts = await engine.start(Role.UNIFIED)
-    assert (facts.name, facts.role, facts.hand_offs) == ("http", Role.UNIFIED, ())
+    assert (facts.name, facts.role, facts.hand_offs) == ("http", Role.UNIFIED, (HandOff.DIRECT,))
     assert facts.context_tokens == 512  # the server's own, which is less than the catalogue's
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(engine.run())

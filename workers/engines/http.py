@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from tokenizers import Tokenizer
 
-from contracts.lifecycle import FinishReason, Phase, Role
+from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.wire import Counts, Sampling, Stages, unpack_ids
 from workers.engine import End, EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchRefused
 
@@ -100,7 +100,7 @@ class HttpEngine:
             kv_bytes_per_token=0,
             max_running=self._options.max_running,
             context_tokens=context_tokens,
-            hand_offs=(),
+            hand_offs=(HandOff.DIRECT,),  # of the pools that it may be in; as a unified worker it takes part in none
             slowest_step_ms=SLOWEST_STEP_MS,
         )
 
