@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,9 +38,17 @@ class Journal:
         self._path = folder / f"attempts-{worker_id}.jsonl"
 
     def write(self, lines: bytes) -> None:
-        """Append whole lines. Blocking."""
-        with self._path.open("ab") as file:
-            file.write(lines)
+        """Append all lines or, when the disk does not take them, none. Blocking. Raises OSError."""
+        with self._path.open("ab", buffering=0) as file:
+            before = file.tell()
+            left = memoryview(lines)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)  # half a line would spoil the next one too
+                raise
             full = file.tell() >= JOURNAL_BYTES
         if full:
             self._rotate()
@@ -52,9 +61,9 @@ class Journal:
 
 
 class Recorder:
-    """Takes records without blocking and writes them in batches; while Redis is away they wait.
+    """Takes records without blocking and writes them in batches; while Redis is away or the disk is full they wait.
 
-    At most `MAX_WAITING` records wait in memory; older ones are dropped, counted and still in the journal.
+    At most `MAX_WAITING` records wait in memory for each; older ones are dropped and counted.
     """
 
     def __init__(self, redis: Redis, pool: str, journal: Journal | None) -> None:
@@ -65,6 +74,7 @@ class Recorder:
         self._to_journal: deque[AttemptRecord | DeliveredMark] = deque()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._redis_is_away = False
+        self._disk_is_full = False
         self.num_dropped = 0
 
     def offer(self, record: AttemptRecord) -> None:
@@ -126,7 +136,15 @@ class Recorder:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, journal.write, lines)
         except OSError as error:
-            log.warning("journal_write_failed", error=str(error), lost=len(records))
+            self._to_journal.extendleft(reversed(records))
+            while len(self._to_journal) > MAX_WAITING:
+                self._to_journal.popleft()
+                self.num_dropped += 1
+            if not self._disk_is_full:
+                log.warning("journal_waits", error=str(error), waiting=len(self._to_journal))
+            self._disk_is_full = True
+        else:
+            self._disk_is_full = False
 
 
 def _line(record: AttemptRecord | DeliveredMark) -> bytes:

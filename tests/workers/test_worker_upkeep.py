@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -167,6 +168,35 @@ async def test_the_journal_holds_what_the_stream_holds(redis, tmp_path):
     recorder.close()
     lines = (tmp_path / "attempts-w.jsonl").read_text().splitlines()
     assert [json.loads(line)["completion_tokens"] for line in lines] == [9]
+
+
+async def test_a_full_disk_loses_no_record_of_the_journal(redis, tmp_path):
+    journal = tmp_path / "attempts-w1.jsonl"
+    journal.symlink_to("/dev/full")
+    recorder = Recorder(redis, "tiny", Journal(tmp_path, "w1"))
+    records = [record(sample=number) for number in range(3)]
+    for one in records[:2]:
+        recorder.offer(one)
+    await recorder.flush()
+    assert len(await read_records(redis)) == 2  # Redis has them meanwhile
+    journal.unlink()  # there is room again
+    recorder.offer(records[2])
+    await recorder.flush()
+    recorder.close()
+    assert [msgspec.json.decode(line, type=AttemptRecord) for line in journal.read_bytes().splitlines()] == records
+
+
+def test_lines_that_the_disk_takes_in_part_leave_no_part_behind(tmp_path):
+    journal = Journal(tmp_path, "w1")
+    journal.write(b"x" * 60 + b"\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="large"):
+            journal.write(b"y" * 60 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "attempts-w1.jsonl").read_bytes() == b"x" * 60 + b"\n"
 
 
 def test_the_journal_is_bounded(tmp_path, monkeypatch):
