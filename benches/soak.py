@@ -139,6 +139,8 @@ async def endure(site: Site, rounds: Rounds, prompts: Prompts, *, minutes: float
                 for call in callers.take_ended():
                     counts[call.verdict] = counts.get(call.verdict, 0) + 1
                     wrong += call.wrong
+                    if call.verdict != "done":
+                        print(f"  {call.rid} {call.verdict}: {call.error}", flush=True)
                 if len(samples) % 12 == 0:
                     print(f"  {now_s / 60:4.1f} min: {counts}, {wrong} wrong", flush=True)
                 await asyncio.sleep(SAMPLE_S)
@@ -191,7 +193,7 @@ def plot(samples: Sequence[tuple[float, Mapping[str, float]]], file: Path) -> No
 
 async def bench(minutes: float, folder: Path) -> dict[str, Any]:
     end_cleanly()
-    async with running(folder, None) as site, rounds_of(site, seed=0) as rounds:
+    async with running(folder, None, has_relays=False) as site, rounds_of(site, seed=0) as rounds:
         prompts = Prompts(folder / "models" / "tiny" / "tokenizer.json", seed=1)
         print("looking for what the stack carries")
         capacity = await carried(site, prompts)

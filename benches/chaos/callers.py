@@ -72,6 +72,10 @@ class Stalls:
             if time.time() - before_s > _LATE_S:
                 self._found.append((before_s, time.time()))
 
+    def longest(self, since_s: float) -> float:
+        """Return the longest standstill since a moment, seconds."""
+        return max((b - a for a, b in self._found if b > since_s), default=0.0)
+
     def within(self, from_s: float, to_s: float) -> float:
         """Return the seconds of a span that were lost."""
         return sum(max(0.0, min(to_s, b) - max(from_s, a)) for a, b in self._found)

@@ -37,7 +37,9 @@ def line(done: Round) -> str:
         detected,
         f"{done.recovered_s:.2f} s",
         f"{done.whole_s:.1f} s",
-        (f"HARM {harm}" if harm else "none") + (f"  (clients saw: {told})" if told else ""),
+        (f"HARM {harm}" if harm else "none")
+        + (f"  ({done.void} void)" if done.void else "")
+        + (f"  (clients saw: {told})" if told else ""),
     )
 
 
@@ -55,6 +57,7 @@ def summary(rounds: Sequence[Round], *, about: Mapping[str, Any]) -> dict[str, A
         "wrong": totals["wrong"],
         "kept": totals["kept"],
         "unwell": totals["unwell"],
+        "void": sum(done.void for done in rounds),
         "calls": sum(done.calls for done in rounds),
         "recovery_s": {"p50": quantile(deaths, 0.5), "p99": quantile(deaths, 0.99), "of": "single-process deaths"},
         **about,
@@ -87,6 +90,7 @@ def _kept(done: Round) -> dict[str, Any]:
         "whole_s": round(done.whole_s, 2),
         "account": account,
         "death": done.death,
+        **({"void": done.void} if done.void else {}),
     }
 
 
@@ -118,6 +122,7 @@ def table(result: Mapping[str, Any]) -> str:
         f"{result['faults']} faults, {result['calls']:,} calls: {result['wrong']} wrong, {result['lost']} lost,"
         f" {result['doubled']} doubled, {result['kept']} things kept, {result['unwell']} things not ready again."
         f" Recovery after the death of one process: p50 {told['p50']} s, p99 {told['p99']} s."
+        f" {result['void']} rounds were void and done again."
         f" Printed by {commands}; the machine was shared: load average {loads} on its cores."
     )
     lines = [

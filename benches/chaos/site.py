@@ -92,8 +92,9 @@ class Servers:
 class Site:
     """Everything that runs, and the handles by which it is broken."""
 
-    def __init__(self, folder: Path, old_tree: Path | None) -> None:
+    def __init__(self, folder: Path, old_tree: Path | None, *, has_relays: bool) -> None:
         self.folder = folder
+        self.has_relays = has_relays
         self.old_tree = old_tree  # an earlier version of the project, for upgrades
         self.old: set[str] = set()  # processes that run it
         self.lacks: dict[str, str] = {}  # what this machine cannot do, and why
@@ -181,6 +182,8 @@ class Site:
     async def link(self, name: str) -> dict[str, str]:
         """Make a process's own relays and return the URLs by which it calls the servers."""
         urls = {}
+        if not self.has_relays:
+            return {server: self.servers.running[server].url for server in (VALKEY, POSTGRES)}
         for server in (VALKEY, POSTGRES):
             relay = Relay(self.servers.socket_of(server))
             self.relays[name, server] = relay
@@ -240,9 +243,9 @@ class Site:
 
 
 @asynccontextmanager
-async def running(folder: Path, old_tree: Path | None) -> AsyncIterator[Site]:
-    """Run a site on services of its own; leave nothing behind."""
-    site = Site(folder, old_tree)
+async def running(folder: Path, old_tree: Path | None, *, has_relays: bool = True) -> AsyncIterator[Site]:
+    """Run a site on services of its own; leave nothing behind. Without relays nothing goes through this process."""
+    site = Site(folder, old_tree, has_relays=has_relays)
     try:
         await site.build()
         site.redis = redis_client(site.servers.running[VALKEY].url)
