@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -58,7 +59,7 @@ class Exchange:
 
 
 @asynccontextmanager
-async def scripted(answerer: Answerer) -> AsyncIterator[tuple[str, list[Exchange]]]:
+async def scripted(answerer: Answerer, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, list[Exchange]]]:
     """Serve; give the URL and the requests that came."""
     seen: list[Exchange] = []
 
@@ -78,8 +79,8 @@ async def scripted(answerer: Answerer) -> AsyncIterator[tuple[str, list[Exchange
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
     finally:
         server.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import ssl
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from pdgate.bench.summary import summary_of
 from pdgate.bench.texts import Author, Piece, Scale
 from pdgate.bench.wire import Framing, WireError, target_of
 from tests.processes import until
+from tests.security.authority import Authority
 
 
 def endpoint(url, route=Route.CHAT, **extra):
@@ -221,6 +223,22 @@ async def test_the_tokenizer_is_measured_and_options_that_are_refused_are_left_a
     assert (scale.tokens_per_word, scale.template_tokens, scale.measured) == (2.0, 7.0, True)
     assert 7 + 2 * len(text.split()) == pytest.approx(500, abs=2)
     assert "stream_options" in seen[-1].body
+
+
+async def test_an_endpoint_over_https_is_asked_only_if_its_certificate_is_good(tmp_path, monkeypatch):
+    async def answer(exchange):
+        await exchange.answer()
+
+    authority = Authority(tmp_path)
+    signed = authority.sign("server")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(signed["tls_cert"], signed["tls_key"])
+    async with scripted(answer, tls) as (url, seen):
+        with pytest.raises(EndpointError, match="certificate verify failed"):
+            await endpoint(url).prepare()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        await endpoint(url).prepare()
+    assert len(seen) == 2
 
 
 async def test_an_endpoint_that_refuses_a_first_request_is_said_so_at_once():
