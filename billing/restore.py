@@ -4,13 +4,17 @@ A worker writes its final counts, who pays, and the gateway's acknowledgement to
 Redis. `restore` reads such journals back:
 
 1. Every record becomes a cost row, if it is not one.
-2. A request whose last attempt finished, was acknowledged by its gateway, is not billed, does not wait in a stream and
-   is not reserved, gets the usage event that was lost: the worker's counts at the price that the client was told.
-3. Posting is by request id, so restoring again, or a settlement that comes late, posts nothing twice.
+2. A request whose last attempt finished, was acknowledged by its gateway, is not billed and does not wait in a stream
+   gets the usage event that was lost: the worker's counts at the price that the client was told.
+3. If it is still reserved (a replica that lagged was promoted: the reservation came back, not its settlement), it is
+   settled by the settle script with these counts, once its answer ended `SETTLED_WITHIN_MS` ago: whoever else
+   would settle it has had the time, and whoever comes later changes nothing.
+4. Posting is by request id, so restoring again, or a settlement that comes late, posts nothing twice.
 
 What neither finished nor was acknowledged stays free, as if the gateway had died.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +33,7 @@ from contracts import keys
 from contracts.identity import NUM_SHARDS, shard_of
 from contracts.lifecycle import FinishReason, Phase
 from contracts.rating import Tokens
-from contracts.settlement import decode_owner, usage_event_of
+from contracts.settlement import SettlementScripts, actual_usage, decode_owner, usage_event_of
 from contracts.usage import AttemptRecord, DeliveredMark, Outcome, UsageEvent
 from contracts.wire import FIELD, encode
 
@@ -38,6 +42,7 @@ log: Final = structlog.get_logger()
 _RECORD: Final = msgspec.json.Decoder(AttemptRecord)
 _MARK: Final = msgspec.json.Decoder(DeliveredMark)
 _PAGE: Final = 1000
+SETTLED_WITHIN_MS: Final = 60_000
 _BATCH: Final = 500
 
 
@@ -89,7 +94,14 @@ def lost_usage(journals: Journals) -> Mapping[str, UsageEvent]:
     return found
 
 
-async def restore(engine: AsyncEngine, redis: Redis, sink: AttemptSink, journals: Journals) -> Restored:
+async def restore(
+    engine: AsyncEngine,
+    redis: Redis,
+    sink: AttemptSink,
+    journals: Journals,
+    *,
+    settled_within_ms: int = SETTLED_WITHIN_MS,
+) -> Restored:
     """Write again what is missing. Raises RedisError, SQLAlchemyError, OSError."""
     cost_rows = 0
     lean = [msgspec.structs.replace(record, payer="") for record in journals.records]
@@ -102,12 +114,12 @@ async def restore(engine: AsyncEngine, redis: Redis, sink: AttemptSink, journals
         lost.pop(rid, None)
     for rid in await _billed(engine, lost):
         lost.pop(rid, None)
+    old_ms = int(time.time() * 1000) - settled_within_ms
+    young = {record.rid for record in journals.records if record.ended_unix_ms > old_ms}
+    scripts = SettlementScripts(redis)
     for rid, event in tuple(lost.items()):
-        if await redis.exists(keys.reservation(event.org, rid)):
-            del lost[rid]  # it will be settled
-    for event in lost.values():
-        await redis.xadd(keys.usage_stream(shard_of(event.org)), {FIELD: encode(event)})
-        log.warning("usage_restored", rid=event.rid, org=event.org, cost_nano=event.cost)
+        if not await _restored(redis, scripts, event, young=rid in young):
+            del lost[rid]
     return Restored(
         records=len(journals.records),
         unreadable=journals.unreadable,
@@ -115,6 +127,16 @@ async def restore(engine: AsyncEngine, redis: Redis, sink: AttemptSink, journals
         requests=tuple(sorted(lost)),
         cost_nano=sum(event.cost for event in lost.values()),
     )
+
+
+async def _restored(redis: Redis, scripts: SettlementScripts, event: UsageEvent, *, young: bool) -> bool:
+    """Write one usage event, unless somebody is to settle the request or has; return whether it was written."""
+    if not await redis.exists(keys.reservation(event.org, event.rid)):
+        await redis.xadd(keys.usage_stream(shard_of(event.org)), {FIELD: encode(event)})
+    elif young or not await scripts.settle(event, actual_usage(event)):
+        return False
+    log.warning("usage_restored", rid=event.rid, org=event.org, cost_nano=event.cost)
+    return True
 
 
 def _event(rid: str, records: Sequence[AttemptRecord], delivered: frozenset[tuple[str, int, int]]) -> UsageEvent | None:

@@ -107,6 +107,7 @@ class Continue(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
     delivered_chars: tuple[int, ...] = ()  # code points of each sample: text, reasoning, names and arguments of calls
     done: tuple[int, ...] = ()  # samples whose answer is whole
     unreachable: tuple[str, ...] = ()  # workers of the lost attempt that the gateway cannot hear
+    gateway_id: str = ""  # who asks, should the scheduler know nothing of the request
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -347,6 +347,7 @@ class Generation:
             delivered_chars=tuple(d.num_chars for d in self._delivered) if self._num_tokens else (),
             done=tuple(sorted(self._done)),
             unreachable=out_of_reach(self.placed, lost_attempt, self._effects),
+            gateway_id=self.terms.gateway_id,
         )
         self._effects.tell_scheduler(self.terms.pool, entry)
 

@@ -353,6 +353,7 @@ class Starter:
             arrived_unix_ms=arrival.arrived_unix_ms,
             arrived_s=arrival.arrived_s,
             prompt_only=work.prompt_only,
+            gateway_id=self._gateway_id,
         )
 
     async def _admit_all(self, arrival: Arrival, asked: Sequence[Asked], terms: Sequence[Terms]) -> list[Admitted]:

@@ -22,6 +22,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     deadline_unix_ms: int
     arrived_unix_ms: int
     arrived_s: float  # monotonic
+    gateway_id: str = ""
     prompt_only: bool = False  # a prompt is computed ahead; no answer is wanted
 
 

@@ -244,6 +244,7 @@ class Term:
             verdicts=self.verdicts,
             budget=RetryBudget(floor_tokens=lambda: largest_kv_tokens(registry)),
             instruments=instruments,
+            outbox=self.outbox,
         )
         self.dispatcher = Dispatcher(
             pool,

@@ -14,9 +14,10 @@ import structlog
 from contracts.continuation import forbidden_by
 from contracts.errors import Interrupted
 from contracts.lifecycle import Phase, RequestState
-from contracts.wire import Continue, Counts
+from contracts.wire import Continue, Counts, Refused
 from observability.metrics import Instruments
 from scheduler.book import Book, Request
+from scheduler.outbox import Outbox
 from scheduler.registry import WorkerRegistry
 from scheduler.verdicts import Verdicts
 
@@ -26,6 +27,7 @@ SHARE = 0.1
 LEAST_TOKENS = 32_768
 CAP_TOKENS = 1_000_000.0
 REFILL_S = 60.0
+_UNKNOWN_KEPT = 10_000
 
 
 class RetryBudget:
@@ -83,7 +85,10 @@ class Retries:
         verdicts: Verdicts,
         budget: RetryBudget,
         instruments: Instruments,
+        outbox: Outbox,
     ) -> None:
+        self._outbox = outbox
+        self._unknown: dict[str, None] = {}  # request ids, the oldest first
         self._pool = pool
         self._book = book
         self._verdicts = verdicts
@@ -114,7 +119,10 @@ class Retries:
         The same message may come twice, and may come late: what it is answered with decides.
         """
         request = self._book.get(message.rid)
-        if request is None or request.stop_requested or message.lost_attempt > request.attempt:
+        if request is None:
+            self._forgotten(message)
+            return
+        if request.stop_requested or message.lost_attempt > request.attempt:
             return
         unread = request.state is RequestState.FINISHED  # whole in a worker that the gateway cannot reach
         has_tokens = any(message.delivered)
@@ -144,6 +152,23 @@ class Retries:
             return  # it waits for workers, or for a take-over's decision, and goes on from there
         cause = "unreachable" if message.unreachable else "restarted_by_gateway"
         self._run_again(request, "continued" if has_tokens else cause, out_of_reach=message.unreachable)
+
+    def _forgotten(self, message: Continue) -> None:
+        """Refuse a request that nobody knows when its gateway asks once more, a patience later.
+
+        A replica of Redis that lagged and was promoted has neither its entry nor its record. The first time it may
+        still be on its way to us: what a former leader read is claimed bit by bit.
+        """
+        if message.rid not in self._unknown:
+            self._unknown[message.rid] = None
+            while len(self._unknown) > _UNKNOWN_KEPT:
+                self._unknown.pop(next(iter(self._unknown)))
+            return
+        if message.gateway_id:
+            text = "The answer broke off: what is known of the request was lost."
+            log.warning("request_forgotten", pool=self._pool, rid=message.rid, gateway_id=message.gateway_id)
+            notice = Refused(rid=message.rid, code=Interrupted.code, message=text)
+            self._outbox.notify(message.gateway_id, notice)
 
     def _run_again(self, request: Request, cause: str, *, out_of_reach: Sequence[str]) -> None:
         if request.yielding:  # it was in the way of others: no fault, and no worker's

@@ -8,7 +8,7 @@ from billing.partitions import Partitions
 from billing.restore import read_journals, restore
 from contracts import keys
 from contracts.rating import Tokens
-from contracts.settlement import encode_owner
+from contracts.settlement import Budget, Reservation, Reserved, SettlementScripts, encode_owner
 from contracts.slo import SloTarget
 from contracts.usage import DeliveredMark
 from contracts.wire import Owner
@@ -72,6 +72,29 @@ async def test_what_did_not_reach_its_gateway_or_is_still_reserved_is_left_alone
         file.write(b'{"v":1,"rid":"torn')
     done = await run(rig, tmp_path)
     assert (done.requests, done.cost_rows, done.unreadable) == ((), 8, 1)
+
+
+async def test_a_reservation_that_came_back_with_an_old_replica_is_settled_by_the_workers_counts(rig, tmp_path):
+    """Two requests were settled on the old master alone: one ended long ago, the other may still be settled."""
+    old, fresh = usage_event(), usage_event()
+    scripts = SettlementScripts(rig.redis)
+    budget = keys.budget("org_acme", "org", "org_acme")
+    await rig.redis.hset(keys.key_states("org_acme"), "key_1", "active:1")
+    for event in (old, fresh):
+        reservation = Reservation(
+            rid=event.rid, member=f"org_acme/{event.rid}", pool="tiny", owner=encode_owner(OWNER), key_id="key_1",
+            key_state="active:1", now_ms=now_ms(), deadline_ms=now_ms() + 600_000,
+            budgets=(Budget(key=budget, limit=10**9, amount=1_000_000),),
+        )  # fmt: skip
+        assert isinstance(await scripts.reserve("org_acme", reservation), Reserved)
+    written(tmp_path, "w", *records(old, ended_unix_ms=now_ms() - 120_000), mark(old))
+    written(tmp_path, "w", *records(fresh), mark(fresh))
+    assert (await run(rig, tmp_path)).requests == (old.rid,)
+    assert not await scripts.settle(old, {}), "it is settled; whoever comes later changes nothing"
+    assert await scripts.settle(fresh, {})
+    await rig.consume(rig.consumer(), 2)
+    assert await rig.scalar("SELECT sum(cost) FROM billing.request") == old.cost + fresh.cost
+    assert int(await rig.redis.hget(budget, "reserved")) == 0
 
 
 async def test_a_continued_answer_counts_every_token_once(rig, tmp_path):

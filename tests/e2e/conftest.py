@@ -1,5 +1,6 @@
 """A running stack of real processes with timed workers."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from migrations.upgrade import upgrade
+from tests.e2e.kill_rig import Servers
 from tests.engines import Engines
 from tests.processes import Stack
 
@@ -68,3 +71,33 @@ async def database(database_url: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+def kill_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pdgate-kill-"))
+    folder.chmod(0o755)  # PostgreSQL's own user must get in
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def killable(kill_folder: Path, catalog_file: Path, models_dir: Path) -> AsyncIterator[tuple[Stack, Servers]]:
+    folder = kill_folder
+    servers = Servers(folder)
+    redis_url = (await asyncio.to_thread(servers.start, "valkey")).url
+    database_url = (await asyncio.to_thread(servers.start, "postgres")).url
+    await asyncio.to_thread(upgrade, database_url)
+    stack = Stack(
+        folder=folder, redis_url=redis_url, database_url=database_url, catalog_file=catalog_file, models_dir=models_dir
+    )
+    await stack.seed()
+    stack.add_gateway()
+    stack.add_scheduler()
+    stack.add_billing()
+    for role in ("prefill", "decode"):
+        stack.add_worker(f"{role}-0", role=role, environ={"WORKER_STEP_MS": "5"})
+    stack.add_worker("unified-0", role="unified", environ={"WORKER_STEP_MS": "5"})
+    yield stack, servers
+    stack.stop()
+    await asyncio.to_thread(servers.stop)

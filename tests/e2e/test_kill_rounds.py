@@ -1,19 +1,13 @@
 """kill -9 of any process at random points under load, round after round: nothing is lost, doubled or kept reserved."""
 
 import asyncio
-import json
 import os
 import random
 import shutil
-import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import asyncpg
-import httpx
 import pytest
 from redis.asyncio import Redis
 
@@ -24,125 +18,14 @@ from billing.partitions import Partitions
 from billing.restore import read_journals, restore
 from contracts import keys
 from contracts.resp import redis_client
-from migrations.upgrade import upgrade
-from pdgate.services import Service, ServiceError, start_postgres, start_valkey
+from tests.e2e.kill_rig import Load, Servers
 from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests
 from tests.processes import Stack, until
 
-CALLERS = 8
 PROCESSES = ("decode-0", "prefill-0", "gateway", "scheduler", "billing")
 SERVERS = ("valkey", "postgres")
 EURO = 10**9
 ROUNDS = int(os.environ.get("PDGATE_KILL_ROUNDS", "200"))
-
-
-class Servers:
-    """Valkey and PostgreSQL of this test alone, since they are killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running: dict[str, Service] = {}
-
-    def start(self, name: str) -> Service:
-        """Start a server; a killed PostgreSQL's last backends may hold its memory for a moment."""
-        start = {"valkey": start_valkey, "postgres": start_postgres}[name]
-        deadline_s = time.monotonic() + 30
-        while True:
-            try:
-                self.running[name] = start(self.folder / name)
-            except ServiceError:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.2)
-            else:
-                return self.running[name]
-
-    def kill(self, name: str) -> None:
-        process = self.running[name].process
-        process.send_signal(signal.SIGKILL)
-        process.wait(10)
-
-    def stop(self) -> None:
-        for service in self.running.values():
-            service.stop()
-
-
-@pytest.fixture
-def kill_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="pdgate-kill-"))
-    folder.chmod(0o755)  # PostgreSQL's own user must get in
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-async def killable(kill_folder: Path, catalog_file: Path, models_dir: Path) -> AsyncIterator[tuple[Stack, Servers]]:
-    folder = kill_folder
-    servers = Servers(folder)
-    redis_url = (await asyncio.to_thread(servers.start, "valkey")).url
-    database_url = (await asyncio.to_thread(servers.start, "postgres")).url
-    await asyncio.to_thread(upgrade, database_url)
-    stack = Stack(
-        folder=folder, redis_url=redis_url, database_url=database_url, catalog_file=catalog_file, models_dir=models_dir
-    )
-    await stack.seed()
-    stack.add_gateway()
-    stack.add_scheduler()
-    stack.add_billing()
-    for role in ("prefill", "decode"):
-        stack.add_worker(f"{role}-0", role=role, environ={"WORKER_STEP_MS": "5"})
-    stack.add_worker("unified-0", role="unified", environ={"WORKER_STEP_MS": "5"})
-    yield stack, servers
-    stack.stop()
-    await asyncio.to_thread(servers.stop)
-
-
-class Load:
-    """Callers that ask again and again; notes which answers they read to the end."""
-
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        self.finished: dict[str, dict[str, int]] = {}  # rid -> usage
-        self.broken: set[str] = set()
-        self.stopping = False
-
-    async def run(self) -> None:
-        limits = httpx.Limits(max_connections=2 * CALLERS)
-        headers = {"Authorization": f"Bearer {self.stack.api_key}"}
-        async with (
-            httpx.AsyncClient(base_url=self.stack.url, headers=headers, timeout=60, limits=limits) as http,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for number in range(CALLERS):
-                tasks.create_task(self._call(http, number))
-
-    async def _call(self, http: httpx.AsyncClient, number: int) -> None:
-        count = 0
-        while not self.stopping:
-            count += 1
-            body = {
-                "model": "tiny", "max_tokens": 20 + number * 10, "temperature": 0, "stream": True,
-                "messages": [{"role": "user", "content": f"Tell story {number} part {count}"}],
-                "stream_options": {"include_usage": True},
-            }  # fmt: skip
-            if not await self._stream(http, body):
-                await asyncio.sleep(0.1)  # as clients do: what is down is not asked in a tight loop
-
-    async def _stream(self, http: httpx.AsyncClient, body: dict[str, object]) -> bool:
-        rid, usage = "", None
-        try:
-            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                rid = answer.headers.get("x-request-id", "")
-                async for line in answer.aiter_lines():
-                    if line == "data: [DONE]" and usage is not None:
-                        self.finished[rid] = usage
-                        return True
-                    if line.startswith("data: {"):
-                        usage = json.loads(line[6:]).get("usage") or usage
-        except httpx.TransportError:
-            pass
-        self.broken.add(rid)
-        return False
 
 
 async def rounds(stack: Stack, servers: Servers, number: int, *, seed: int) -> None:

@@ -38,7 +38,13 @@ async def test_the_client_reads_one_answer_and_pays_for_its_tokens_once(rig: Rig
         await eventually(lambda: not rig.gateway.fleet.attached("decode-0"))
         await rig.scheduler.lost(submit, retrying=False)
         entry = await rig.scheduler.next()
-        assert entry == Continue(rid=submit.rid, lost_attempt=1, delivered=(pack_ids(range(3)),), delivered_chars=(6,))
+        assert entry == Continue(
+            rid=submit.rid,
+            lost_attempt=1,
+            delivered=(pack_ids(range(3)),),
+            delivered_chars=(6,),
+            gateway_id=submit.gateway_id,
+        )
         await rig.scheduler.placed(submit, decode=spare, attempt=2)
         again = await spare.open(submit.rid, Phase.UNIFIED, attempt=2)
         await again.tokens("story")

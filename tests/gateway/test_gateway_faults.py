@@ -136,7 +136,7 @@ async def test_a_lost_attempt_without_a_token_is_started_again_by_the_gateway(ri
         await rig.scheduler.placed(submit, decode=rig.decode, prefill=rig.prefill)
         await rig.scheduler.lost(submit, retrying=False)
         entry = await rig.scheduler.next()
-        assert entry == Continue(rid=submit.rid, lost_attempt=1, delivered=())
+        assert entry == Continue(rid=submit.rid, lost_attempt=1, delivered=(), gateway_id=submit.gateway_id)
         await rig.scheduler.refused(submit, "interrupted", "3 attempts failed")
     assert asked.result().status_code == 500
     assert (await rig.usage(submit.rid)).outcome is Outcome.INTERRUPTED

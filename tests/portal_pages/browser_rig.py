@@ -1,8 +1,6 @@
 """Chromium at a whole stack: gateway, scheduler, billing and timed workers, each its own process."""
 
-import os
 import secrets
-import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -18,22 +16,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from contracts import keys
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
+from contracts.usage import UsageEvent
 from contracts.v1 import billing_pb2_grpc
 from gateway.portal.passwords import Passwords
 from gateway.portal.people import add_member, add_person
 from gateway.portal.roles import Role
+from tests.chromium import PASSWORD, browsing, page_of, sign_in
 from tests.processes import Stack
-
-PASSWORD = "correct horse battery"
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-ZONE = "Europe/Berlin"
-
-
-def chromium() -> str:
-    """Return the path of Chromium; fail when there is none."""
-    found = os.environ.get("PDGATE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "these tests need Chromium: apt-get install chromium, or set PDGATE_CHROMIUM"
-    return found
 
 
 class Site:
@@ -58,13 +47,14 @@ class Site:
                 await add_member(db, org or self.stack.org, who.id, role, actor="test")
         await engine.dispose()
 
-    async def play_week(self, owners: list[tuple[str, str]]) -> None:
-        """Write a week of requests."""
+    async def play_week(self, owners: list[tuple[str, str]]) -> list[UsageEvent]:
+        """Write a week of requests; return what they used, the newest first."""
         engine = create_async_engine(asyncpg_url(self.stack.database_url))
         redis = redis_client(self.stack.redis_url)
-        await play_week(engine, redis, org=self.stack.org, owners=owners)
+        events = await play_week(engine, redis, org=self.stack.org, owners=owners)
         await redis.aclose()
         await engine.dispose()
+        return events
 
     async def last_month(self, project: str, key_id: str) -> str:
         """Write a request of 35 days ago; return its month."""
@@ -91,28 +81,12 @@ class Site:
     async def page(self, email: str = "", *, dark: bool = False, phone: bool = False) -> Page:
         """Return a page of a new browser profile, signed in when an address is given."""
         size = {"width": 390, "height": 844} if phone else {"width": 1280, "height": 860}
-        profile = await self.browser.new_context(
-            base_url=self.stack.url.replace("127.0.0.1", "localhost"),
-            viewport=size,
-            color_scheme="dark" if dark else "light",
-            timezone_id=ZONE,
-            accept_downloads=True,
-        )
-        page = await profile.new_page()
+        page = await page_of(self.browser, self.stack.url, dark=dark, **size)
         page.on("console", lambda said: self.troubles.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         if email:
             await sign_in(page, email)
         return page
-
-
-async def sign_in(page: Page, email: str) -> None:
-    """Fill the sign-in form and wait for the overview."""
-    await page.goto("/portal")
-    await page.get_by_label("E-mail").fill(email)
-    await page.get_by_label("Password").fill(PASSWORD)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.get_by_role("heading", name="Overview").wait_for()
 
 
 @asynccontextmanager
@@ -139,12 +113,8 @@ async def running_site(
     stack.start()
     try:
         await stack.ready()
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-            try:
-                yield Site(stack, browser, token)
-            finally:
-                await browser.close()
+        async with async_playwright() as playwright, browsing(playwright) as browser:
+            yield Site(stack, browser, token)
     finally:
         stack.stop()
 

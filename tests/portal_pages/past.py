@@ -16,6 +16,7 @@ from billing.partitions import Partitions, ensure_partitions
 from billing.posting import post
 from billing.prices import PriceBook, PriceVersion
 from contracts.identity import new_rid
+from contracts.keys import series
 from contracts.lifecycle import HandOff, Path
 from contracts.rating import Price, Tokens, cost
 from contracts.series import Flip, Point, add_command
@@ -102,8 +103,14 @@ async def play_week(
             project, key_id = owners[int(chance.triangular(0, len(owners), 0)) % len(owners)]
             events.append(past_event(chance, now_ms - age_ms - 2000, org=org, project=project, key_id=key_id))
     await write_events(engine, events, days=8)
+    # In place of what a scheduler wrote meanwhile, which goes on after it: points are in the order of time.
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.delete(series("tiny"))
     for point in pool_hour(now_ms):
-        await redis.execute_command(*add_command("tiny", point))
+        pipeline.execute_command(
+            *(f"{point.at_unix_ms}-0" if one == "*" else one for one in add_command("tiny", point))
+        )
+    await pipeline.execute()
     return events
 
 

@@ -1,34 +1,24 @@
 """The portal in a real Chromium at a whole stack: the first hour of a customer, accessibility, injections, looks."""
 
 import asyncio
-import io
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from browser_rig import Site, fresh_email, running_site
-from PIL import Image
+from scenery import furnished
 
 from contracts.v1 import billing_pb2 as pb
 from gateway.portal.frontend import install, npm
 from gateway.portal.navigation import MENU
 from gateway.portal.roles import Role
+from tests.chromium import keep
 from tests.processes import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PATHS = [place.path for _, places in MENU for place in places]
-SHOTS = {
-    "overview": "/portal",
-    "usage": "/portal/usage?by=meter&compare=1",
-    "requests": "/portal/requests",
-    "keys": "/portal/keys",
-    "playground": "/portal/playground",
-    "budgets": "/portal/budgets",
-    "fleet": "/portal/fleet",
-    "margin": "/portal/fleet/margin?rate=2.5",
-}
 
 
 @pytest.fixture
@@ -178,11 +168,13 @@ async def test_pages_look_as_they_should_on_desk_and_phone_by_day_and_night(site
     folder = Path(os.environ.get("PDGATE_SCREENSHOTS") or tmp_path)
     email = fresh_email()
     await site.person(email, Role.OPERATOR)
-    owners = await _projects(site)
-    await site.play_week(owners)
+    pages = {"sign-in": "/portal/login", **await furnished(site)}
+    assert {path.partition("?")[0] for path in pages.values()} >= set(PATHS)
     for dark, phone in ((False, False), (True, False), (False, True), (True, True)):
-        page = await site.page(email, dark=dark, phone=phone)
-        for name, path in SHOTS.items():
+        visitor = await site.page(dark=dark, phone=phone)
+        signed_in = await site.page(email, dark=dark, phone=phone)
+        for name, path in pages.items():
+            page = visitor if name == "sign-in" else signed_in
             await page.goto(path)
             await page.wait_for_load_state("networkidle")
             wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -190,27 +182,5 @@ async def test_pages_look_as_they_should_on_desk_and_phone_by_day_and_night(site
             if await page.locator("figure.chart").count():
                 assert await page.locator("figure.chart canvas").count(), f"{path} draws no chart"
             look = f"{name}-{'phone' if phone else 'desktop'}-{'dark' if dark else 'light'}.png"
-            await asyncio.to_thread(_keep, await page.screenshot(), folder / look)
+            await asyncio.to_thread(keep, await page.screenshot(), folder / look)
     assert not site.troubles
-
-
-def _keep(picture: bytes, file: Path) -> None:
-    """Write a screenshot with 64 colours: a third of the bytes, and the same to the eye."""
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(64).save(file, optimize=True)
-
-
-async def _projects(site: Site) -> list[tuple[str, str]]:
-    from sqlalchemy.ext.asyncio import create_async_engine
-
-    from contracts.environment import asyncpg_url
-    from gateway.tenants import Tenants
-
-    engine = create_async_engine(asyncpg_url(site.stack.database_url))
-    tenants = Tenants(engine)
-    owners = []
-    for name, key in (("Website chat", "production"), ("Search", "indexer"), ("Research", "notebooks")):
-        project = await tenants.create_project(site.stack.org, name)
-        made, _ = await tenants.create_key(site.stack.org, project.id, key)
-        owners.append((project.id, made.id))
-    await engine.dispose()
-    return owners

@@ -1,8 +1,10 @@
 """Answers that go on elsewhere when their worker is lost after the client has tokens of them."""
 
+import msgspec
 import pytest
 from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
 
+from contracts.identity import new_rid
 from contracts.lifecycle import FinishReason, Path, RequestState, Role
 from contracts.wire import pack_ids, unpack_ids
 from scheduler.retries import RetryBudget
@@ -190,3 +192,21 @@ def test_the_budget_is_a_tenth_of_what_is_computed_and_comes_back_to_its_floor()
     assert budget.left_tokens == 70_000
     budget.earn(10**9)
     assert budget.left_tokens == 1_000_000
+
+
+async def test_a_request_that_nobody_knows_ends_when_its_gateway_asks_for_the_second_time(rig: Rig):
+    """Its entry and its record were lost with Redis' data: waiting for its deadline would help nobody."""
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    await rig.leading(rig.scheduler())
+    known = await gateway.submit(max_tokens=2)
+    await eventually(lambda: known.reason() is FinishReason.LENGTH)
+    lost = msgspec.structs.replace(known.submit, rid=new_rid(1_790_000_000_000))
+    request = gateway.requests[lost.rid] = type(known)(lost, b"0-1")
+    await gateway.go_on(request, lost_attempt=1, gateway_id=gateway.gateway_id)
+    after = await gateway.submit(max_tokens=2)
+    await eventually(lambda: after.reason() is FinishReason.LENGTH)
+    assert not request.refused
+    await gateway.go_on(request, lost_attempt=1, gateway_id=gateway.gateway_id)
+    await eventually(lambda: request.refused)
+    assert request.refused[0].code == "interrupted"
