@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import httpx
 import msgspec
+from tokenizers import Tokenizer
 
 from benches import load
 from benches.__main__ import CATALOG, INSTANT, registered, services
@@ -78,21 +80,24 @@ def pdgate() -> System:
 
 
 def routers() -> list[System]:
-    """The two Rust routers, plain and split."""
+    """The two Rust routers, plain and split; smg also over gRPC, where it tokenizes itself as pdgate does."""
     found = []
-    for package, version, program, extra in (
-        ("sglang-router", "0.3.2", ("python", "-m", "sglang_router.launch_router"), ()),
-        ("smg", "1.13.0", ("smg", "launch"), ("--disable-tokenizer-autoload",)),
+    for package, version, program, grpc in (
+        ("sglang-router", "0.3.2", ("python", "-m", "sglang_router.launch_router"), False),
+        ("smg", "1.13.0", ("smg", "launch"), False),
+        ("smg", "1.13.0", ("smg", "launch"), True),
     ):
         for split in (False, True):
             tail = ("--pd-disaggregation", "--prefill URL PORT", "--decode URL") if split else ("--worker-urls URL",)
+            extra = ("--model-path TOKENIZER",) if grpc else ()
+            work = "chat template, tokens in and out; chooses a worker" if grpc else "forwards bytes; chooses a worker"
             found.append(
                 System(
-                    name=f"{package} {version}, {'prefill and decode' if split else 'plain'}",
-                    protocol="HTTP, SGLang's",
-                    does="forwards bytes; chooses a worker" + (" pair, adds bootstrap room" if split else ""),
+                    name=f"{package} {version}{' gRPC' if grpc else ''}, {'prefill and decode' if split else 'plain'}",
+                    protocol="gRPC, SGLang's servicer" if grpc else "HTTP, SGLang's",
+                    does=work + (" pair, adds a bootstrap room" if split else ""),
                     command=" ".join((*program, *tail, "--policy round_robin", *extra)),
-                    start=_router(package, program, extra, split=split),
+                    start=_router(package, program, split=split, grpc=grpc),
                 )
             )
     return found
@@ -192,14 +197,21 @@ def _catalogues(folder: Path) -> None:
     (folder / "direct.toml").write_text(CATALOG.replace("models.tiny", "models.direct"))
 
 
-def _router(package: str, program: Sequence[str], extra: Sequence[str], *, split: bool) -> Start:
+def _router(package: str, program: Sequence[str], *, split: bool, grpc: bool) -> Start:
     @asynccontextmanager
     async def start(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
         executables = environment(package)
         roles = ("prefill", *["decode"] * copies) if split else ("unified",) * copies
-        async with _workers(folder, roles) as (ports, worker_pids):
+        extra: tuple[str, ...] = ("--disable-tokenizer-autoload",) if package == "smg" else ()
+        if grpc:
+            tokenizer = timed_models(folder / "models", {MODEL}) / MODEL
+            extra = ("--model-path", str(tokenizer))
+            started = _grpc_workers(folder, roles, executables / "python", tokenizer)
+        else:
+            started = _workers(folder, roles)
+        async with started as workers:
             port = free_port()
-            urls = [f"http://127.0.0.1:{worker_port}" for worker_port in ports.values()]
+            urls = list(workers.urls.values())
             placed: tuple[str, ...]
             if split:
                 placed = ("--pd-disaggregation", "--prefill", urls[0], str(free_port()))
@@ -212,7 +224,7 @@ def _router(package: str, program: Sequence[str], extra: Sequence[str], *, split
                 *("--max-concurrent-requests", "2048", *extra, *placed),
             ]
             async with _served(folder, package, argv, port) as pid:
-                yield _running(port, {package: pid}, worker_pids, ports)
+                yield _running(port, {package: pid}, workers)
 
     return start
 
@@ -220,13 +232,13 @@ def _router(package: str, program: Sequence[str], extra: Sequence[str], *, split
 @asynccontextmanager
 async def _litellm(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
     executables = environment("litellm")
-    async with _workers(folder, ("unified",) * copies) as (ports, worker_pids):
+    async with _workers(folder, ("unified",) * copies) as workers:
         port = free_port()
         config = folder / "litellm.yaml"
         deployments = "".join(
             f"  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
-            f"      api_base: http://127.0.0.1:{worker_port}/v1\n      api_key: none\n"
-            for worker_port in ports.values()
+            f"      api_base: {url}/v1\n      api_key: none\n"
+            for url in workers.urls.values()
         )
         config.write_text(f"model_list:\n{deployments}general_settings:\n  master_key: {KEY}\n")
         argv = [
@@ -235,40 +247,92 @@ async def _litellm(folder: Path, copies: int = 1) -> AsyncIterator[Running]:
         ]
         environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
         async with _served(folder, "litellm", argv, port, environ) as pid:
-            yield _running(port, {"litellm": pid}, worker_pids, ports)
+            yield _running(port, {"litellm": pid}, workers)
 
 
-def _running(port: int, pids: dict[str, int], worker_pids: dict[str, int], ports: dict[str, int]) -> Running:
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """Started workers by their names, role and number, in the order of the roles asked for."""
+
+    urls: dict[str, str]
+    clocks: dict[str, str]  # where `POST /clock` goes
+    pids: dict[str, int]
+    straight_ms: Straight
+
+
+def _running(port: int, pids: dict[str, int], workers: Workers) -> Running:
     @asynccontextmanager
     async def tick(step_ms: float) -> AsyncIterator[Running]:
         async with httpx.AsyncClient(trust_env=False) as client:
-            for worker_port in ports.values():
-                (
-                    await client.post(f"http://127.0.0.1:{worker_port}/clock", json={"step_ms": step_ms})
-                ).raise_for_status()
+            for url in workers.clocks.values():
+                (await client.post(f"{url}/clock", json={"step_ms": step_ms})).raise_for_status()
         yield running
 
-    async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
-        worker_port = list(ports.values())[-1]
-        request = load.chat_request(f"127.0.0.1:{worker_port}", KEY, MODEL, prompt=PROMPT, max_tokens=1)
-        streams = await load.run("127.0.0.1", worker_port, [[request] * count], quick_ack=quick_ack)
-        return [stream.ttfb_ms for stream in streams]
-
-    running = Running(port=port, key=KEY, pids=pids, worker_pids=worker_pids, straight_ms=straight_ms, tick=tick)
+    running = Running(
+        port=port, key=KEY, pids=pids, worker_pids=workers.pids, straight_ms=workers.straight_ms, tick=tick
+    )
     return running
 
 
 @asynccontextmanager
-async def _workers(folder: Path, roles: Sequence[str]) -> AsyncIterator[tuple[dict[str, int], dict[str, int]]]:
-    """Give ports and process ids of HTTP workers by their names, role and number, in this order."""
+async def _workers(folder: Path, roles: Sequence[str]) -> AsyncIterator[Workers]:
+    """Run workers that speak SGLang's HTTP."""
     ports = {f"{role}-{number}": free_port() for number, role in enumerate(roles)}
+
+    async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
+        last = list(ports.values())[-1]
+        request = load.chat_request(f"127.0.0.1:{last}", KEY, MODEL, prompt=PROMPT, max_tokens=1)
+        streams = await load.run("127.0.0.1", last, [[request] * count], quick_ack=quick_ack)
+        return [stream.ttfb_ms for stream in streams]
+
     async with contextlib.AsyncExitStack() as stack:
         pids = {}
         for name, port in ports.items():
             role = name.partition("-")[0]
             argv = [sys.executable, "-m", "benches.peers.worker", "--port", str(port), "--role", role]
             pids[name] = await stack.enter_async_context(_served(folder, f"worker-{name}", argv, port))
-        yield ports, pids
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        yield Workers(urls=urls, clocks=urls, pids=pids, straight_ms=straight_ms)
+
+
+@asynccontextmanager
+async def _grpc_workers(folder: Path, roles: Sequence[str], python: Path, tokenizer: Path) -> AsyncIterator[Workers]:
+    """Run workers that speak SGLang's gRPC, in the environment that has its protocol."""
+    ports = {f"{role}-{number}": (free_port(), free_port()) for number, role in enumerate(roles)}
+    said = folder / "said.json"
+    said.write_text(json.dumps(_speakable(tokenizer)))
+
+    async def straight_ms(*, count: int, quick_ack: bool) -> list[float]:
+        del quick_ack
+        channel, asked = f"127.0.0.1:{list(ports.values())[-1][0]}", str(count)
+        script = REPOSITORY / "benches" / "peers" / "grpc_straight.py"
+        process = await asyncio.create_subprocess_exec(python, script, channel, asked, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(START_S):
+            out, _ = await process.communicate()
+        times: list[float] = json.loads(out)
+        return times
+
+    async with contextlib.AsyncExitStack() as stack:
+        pids = {}
+        for name, (port, clock_port) in ports.items():
+            argv = [
+                *(str(python), str(REPOSITORY / "benches" / "peers" / "grpc_worker.py"), "--port", str(port)),
+                *("--clock-port", str(clock_port), "--role", name.partition("-")[0], "--tokens", str(said)),
+                *("--tokenizer", str(tokenizer)),
+            ]
+            pids[name] = await stack.enter_async_context(_served(folder, f"worker-{name}", argv, clock_port))
+        yield Workers(
+            urls={name: f"grpc://127.0.0.1:{port}" for name, (port, _) in ports.items()},
+            clocks={name: f"http://127.0.0.1:{port}" for name, (_, port) in ports.items()},
+            pids=pids,
+            straight_ms=straight_ms,
+        )
+
+
+def _speakable(folder: Path) -> list[int]:
+    """Return tokens that are a word of their own, so that a router has something to send for each."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words = ((token, tokenizer.decode([token])) for token in range(tokenizer.get_vocab_size()))
+    return [token for token, word in words if word.isascii() and word[:1] == " " and word[1:].isalpha()]
 
 
 @asynccontextmanager
