@@ -73,6 +73,7 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Metadata(_Strict):
     name: str
     labels: dict[str, str]
+    annotations: dict[str, str] = {}
 
 
 class ParentRef(_Strict):

@@ -17,6 +17,7 @@ from billing.settings import Settings as Billing
 from contracts.environment import from_env
 from gateway.settings import Settings as Gateway
 from pdgate.cli import app
+from scheduler.fleet.kubernetes_objects import MAX_WORKERS, PER_HOUR, TEMPLATE
 from scheduler.settings import Settings as Scheduler
 from tests.processes import REPOSITORY
 from workers.health import ALIVE, READY
@@ -59,6 +60,7 @@ EVERYTHING = {
     "workers": [
         {"name": "big-p", "pool": "big", "role": "prefill", "replicas": 2, "modelPath": "big", "nodes": 4, "zone": "a"},
         {"name": "big-d", "pool": "big", "role": "decode", "modelPath": "big", "managed": True, "spot": True,
+         "maxWorkers": 24, "perHourNano": 2_500_000_000,
          "engineOptions": {"tp_size": 8}, "profile": "pair"},
         {"name": "tiny-u", "pool": "tiny", "role": "unified", "replicas": 0, "modelPath": "t", "engine": "timed"},
     ],
@@ -292,9 +294,12 @@ def test_a_worker_on_several_machines_knows_its_rank_and_where_the_first_one_is(
     assert not {"livenessProbe", "readinessProbe", "startupProbe"} & set(follower)  # it answers only its leader
 
 
-def test_pools_of_the_fleet_have_no_number_and_zones_bind_machines_and_setting():
+def test_pools_of_the_fleet_are_templates_and_zones_bind_machines_and_setting():
     objects = rendered(EVERYTHING)
-    assert "replicas" not in named(objects, "Deployment", "pdgate-big-d")["spec"]
+    template = named(objects, "Deployment", "pdgate-big-d")
+    assert template["spec"]["replicas"] == 0
+    assert template["metadata"]["labels"][TEMPLATE] == template["spec"]["selector"]["matchLabels"][TEMPLATE] == "true"
+    assert template["metadata"]["annotations"] == {MAX_WORKERS: "24", PER_HOUR: "2500000000"}
     assert named(objects, "Deployment", "pdgate-tiny-u")["spec"]["replicas"] == 0
     leader = dict(pods(objects))["pdgate-big-p (leader)"]
     assert leader["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "a"}

@@ -29,6 +29,18 @@ pdgate.dev/role: {{ .role }}
 pdgate.dev/zone: {{ . }}
 {{- end }}
 pdgate.dev/spot: {{ .spot | quote }}
+{{- if .managed }}
+pdgate.dev/template: "true"
+{{- end }}
+{{- end }}
+
+{{/* What pdgate's fleet reads on a template. */}}
+{{- define "pdgate.workerNotes" -}}
+{{- if .managed }}
+annotations:
+  pdgate.dev/max-workers: {{ .maxWorkers | quote }}
+  pdgate.dev/per-hour-nano: {{ int64 .perHourNano | quote }}
+{{- end }}
 {{- end }}
 
 {{/* A worker pool over its defaults, as JSON. (dict "root" $ "pool" entry) */}}

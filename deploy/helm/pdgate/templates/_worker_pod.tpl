@@ -36,7 +36,7 @@ spec:
         - env
         - {{ printf "WORKER_ENGINE_OPTIONS=%s" (toJson $options | replace "\"RANK\"" "$(LWS_WORKER_INDEX)") | quote }}
         {{- range $w.command }}
-        - {{ . }}
+        - {{ . | quote }}
         {{- end }}
       {{- else }}
       command: {{ toJson $w.command }}
