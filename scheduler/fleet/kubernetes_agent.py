@@ -1,7 +1,7 @@
 """`python -m scheduler.fleet.kubernetes_agent`: answers a scheduler at a Unix socket for one Kubernetes namespace.
 
-It runs beside a scheduler, in the same pod, in an environment that has the official client (requirements/kubernetes.txt).
-It keeps nothing but the last words of workers that it stopped.
+It runs beside a scheduler, in the same pod, in an environment that has the official client
+(requirements/kubernetes.txt). It keeps nothing but the last words of workers that it stopped.
 """
 
 import asyncio

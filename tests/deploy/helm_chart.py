@@ -48,7 +48,7 @@ def pods(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
 
 def told(pod: Manifest, values: Mapping[str, str]) -> dict[str, str]:
     """Return a container's environment as Kubernetes makes it: fields, secrets and `$(NAME)` filled in."""
-    (container,) = pod["spec"]["containers"]
+    container = pod["spec"]["containers"][0]
     environment: dict[str, str] = {}
     for variable in container["env"]:
         source = variable.get("valueFrom")

@@ -17,6 +17,7 @@ from billing.settings import Settings as Billing
 from contracts.environment import from_env
 from gateway.settings import Settings as Gateway
 from pdgate.cli import app
+from scheduler.fleet.kubernetes_agent import Settings as Agent
 from scheduler.fleet.kubernetes_objects import MAX_WORKERS, PER_HOUR, TEMPLATE
 from scheduler.settings import Settings as Scheduler
 from tests.processes import REPOSITORY
@@ -64,6 +65,7 @@ EVERYTHING = {
          "engineOptions": {"tp_size": 8}, "profile": "pair"},
         {"name": "tiny-u", "pool": "tiny", "role": "unified", "replicas": 0, "modelPath": "t", "engine": "timed"},
     ],
+    "fleet": {"enabled": True},
     "route": {"hostnames": ["llm.example.org"]},
     "networkPolicy": {"clients": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]},
     "serviceMonitor": {"labels": {"release": "prometheus"}},
@@ -95,7 +97,10 @@ def test_every_object_follows_the_schemas_of_kubernetes(objects, version):
 
 def test_every_variable_is_a_setting_of_its_process(objects):
     seen = set()
-    for _, pod in pods(objects):
+    for name, pod in pods(objects):
+        variables = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
+        assert len(set(variables)) == len(variables), name
+        assert all(isinstance(word, str) for word in pod["spec"]["containers"][0]["command"]), name
         module = pod["spec"]["containers"][0]["command"][-1]
         if module not in PROCESSES:
             continue
@@ -140,7 +145,7 @@ def test_no_pod_is_anybody_special_or_may_ask_the_api_server(objects):
 
 def test_a_grace_period_is_longer_than_all_that_happens_in_it(objects):
     for name, pod in pods(objects):
-        (container,) = pod["spec"]["containers"]
+        container = pod["spec"]["containers"][0]
         variables = {v["name"]: v.get("value") for v in container["env"]}
         grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
         if "GATEWAY_LISTEN" in variables:
@@ -153,7 +158,7 @@ def test_a_grace_period_is_longer_than_all_that_happens_in_it(objects):
 
 def test_probes_ask_what_the_processes_answer(objects):
     for name, pod in pods(objects):
-        (container,) = pod["spec"]["containers"]
+        container = pod["spec"]["containers"][0]
         if container["name"] == "worker" and "follower" not in name:
             assert container["livenessProbe"]["grpc"]["service"] in ALIVE
             assert container["startupProbe"]["grpc"]["service"] in ALIVE
@@ -305,6 +310,28 @@ def test_pools_of_the_fleet_are_templates_and_zones_bind_machines_and_setting():
     assert leader["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "a"}
     assert told(leader, CLUSTER)["WORKER_ZONE"] == "a"
     assert leader["metadata"]["labels"]["pdgate.dev/zone"] == "a"
+
+
+def test_the_fleets_agent_alone_may_ask_the_api_server_and_only_for_what_it_calls():
+    assert of_kind(rendered(), "Role", "ServiceAccount") == []
+    objects = rendered(EVERYTHING)
+    scheduler, agent = dict(pods(objects))["pdgate-scheduler"]["spec"]["containers"]
+    mounts = {c["name"]: {m["name"] for m in c["volumeMounts"]} for c in (scheduler, agent)}
+    assert mounts["fleet"] == {"fleet", "token"}
+    assert "token" not in mounts["scheduler"]
+    assert agent["command"][-1] == "scheduler.fleet.kubernetes_agent"
+    values = {v["name"]: v.get("value", "llm") for v in agent["env"]}
+    settings = from_env(Agent, "KUBEFLEET_", values)
+    assert (str(settings.socket), settings.release) == ("/run/pdgate/fleet/socket", "pdgate")
+    (role,) = of_kind(objects, "Role")
+    allowed = {(group, what, verb) for rule in role["rules"] for group in rule["apiGroups"]
+               for what in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
+    assert allowed == {
+        *(("apps", "deployments", verb) for verb in ("list", "create", "delete")),
+        *(("leaderworkerset.x-k8s.io", "leaderworkersets", verb) for verb in ("list", "create", "delete")),
+        *(("", "pods", verb) for verb in ("list", "delete")),
+        ("", "pods/log", "get"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from contracts.lifecycle import Role
 from contracts.resp import redis_client
 from scheduler.fleet.launch import Launch
 from scheduler.fleet.protocol import InstanceState, WorkerSpec
-from tests.processes import REPOSITORY, Stack, until
+from tests.processes import PEER_TOKEN, REPOSITORY, Stack, until
 from tests.scheduler_fleet.ray_cluster import RayMachines, agent_of, process_of, ray_machines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -43,6 +43,7 @@ def timed_workers(stack: Stack) -> Launch:
             "WORKER_CATALOG": str(stack.catalog_file),
             "WORKER_MODEL_PATH": str(stack.models_dir / "tiny"),
             "WORKER_JOURNAL_DIR": str(stack.folder / "journal-{worker_id}"),
+            "WORKER_PEER_TOKEN": PEER_TOKEN,
             "WORKER_STEP_MS": "50",
         },
         max_workers=4,

@@ -22,7 +22,7 @@ from aiohttp import web
 from tests.deploy.helm_chart import LeaderWorkerSet, told
 
 NAMESPACE = "llm"
-SECRETS = {"redis-url": "redis://r", "database-url": "postgresql://d", "cache-salt-key": "s"}
+SECRETS = {"redis-url": "redis://r", "peer-token": "t"}
 Manifest = dict[str, Any]
 
 
