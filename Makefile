@@ -60,7 +60,8 @@ $(VENV)/.ray: requirements/ray.txt $(VENV)/.dev
 
 .PHONY: screenshots
 screenshots: $(VENV)/.browser ## Write docs/screenshots with Chromium
-	@PDGATE_SCREENSHOTS=docs/screenshots $(BIN)/python -m pytest -m e2e -q tests/portal_pages/test_portal_browser.py -k look
+	@PDGATE_SCREENSHOTS=docs/screenshots $(BIN)/python -m pytest -m e2e -q tests/portal_pages/test_portal_browser.py \
+		tests/observability/test_slowed_prefill.py -k "look or operator"
 
 .PHONY: e2e
 e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")

@@ -4,8 +4,8 @@ A worker writes its final counts, who pays, and the gateway's acknowledgement to
 Redis. `restore` reads such journals back:
 
 1. Every record becomes a cost row, if it is not one.
-2. A request whose last attempt finished, was acknowledged by its gateway, is not billed and does not wait in a stream
-   gets the usage event that was lost: the worker's counts at the price that the client was told.
+2. A request of which an attempt finished and was acknowledged by its gateway, and that is neither billed nor waits in a
+   stream, gets the usage event that was lost: the worker's counts at the price that the client was told.
 3. If it is still reserved (a replica that lagged was promoted: the reservation came back, not its settlement), it is
    settled by the settle script with these counts, once its answer ended `SETTLED_WITHIN_MS` ago: whoever else
    would settle it has had the time, and whoever comes later changes nothing.
@@ -144,12 +144,11 @@ def _event(rid: str, records: Sequence[AttemptRecord], delivered: frozenset[tupl
         decode_request_id(rid)
     except Poison:
         return None
-    last = max(record.attempt for record in records)
-    answers = [one for one in records if one.attempt == last and one.phase != Phase.PREFILL]
+    answers = _delivered_answers(rid, records, delivered)
     payer = next((one.payer for one in answers if one.payer), "")
-    ended = all(FinishReason(one.reason).complete and (rid, last, one.sample) in delivered for one in answers)
-    if not answers or not payer or not ended:
+    if not payer:
         return None
+    last = answers[0].attempt
     owner = decode_owner(payer)
     prompts = [one for one in records if one.sample == 0 and one.phase != Phase.DECODE and one.prompt_tokens]
     source = min(prompts or answers, key=lambda one: one.attempt)  # the first attempt that finished prefill
@@ -175,6 +174,21 @@ def _event(rid: str, records: Sequence[AttemptRecord], delivered: frozenset[tupl
         decode_worker=answers[0].worker_id,
         settled_by="billing",
     )
+
+
+def _delivered_answers(
+    rid: str, records: Sequence[AttemptRecord], delivered: frozenset[tuple[str, int, int]]
+) -> Sequence[AttemptRecord]:
+    """Return the records of the last attempt whose whole answer its gateway acknowledged; none without one.
+
+    A scheduler that reads an old replica may have begun another attempt after it, which nobody wanted.
+    """
+    for attempt in sorted({record.attempt for record in records}, reverse=True):
+        answers = [one for one in records if one.attempt == attempt and one.phase != Phase.PREFILL]
+        whole = all(FinishReason(one.reason).complete and (rid, attempt, one.sample) in delivered for one in answers)
+        if answers and whole:
+            return answers
+    return ()
 
 
 async def _waiting(redis: Redis) -> frozenset[str]:

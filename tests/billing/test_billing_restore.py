@@ -97,6 +97,15 @@ async def test_a_reservation_that_came_back_with_an_old_replica_is_settled_by_th
     assert int(await rig.redis.hget(budget, "reserved")) == 0
 
 
+async def test_an_attempt_that_began_after_the_answer_was_delivered_changes_nothing(rig, tmp_path):
+    """A scheduler that reads a replica of before the end runs the request again, until the gateway waves it off."""
+    event = usage_event()
+    written(tmp_path, "w", *records(event), mark(event))
+    written(tmp_path, "u", *records(event, attempt=2, reason="aborted"))
+    done = await run(rig, tmp_path)
+    assert (done.requests, done.cost_nano) == ((event.rid,), event.cost)
+
+
 async def test_a_continued_answer_counts_every_token_once(rig, tmp_path):
     event = usage_event(tokens=Tokens(prefill_computed=100, prefill_cached=30, decode=50))
     prefill, _ = records(event)

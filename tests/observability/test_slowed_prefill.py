@@ -5,17 +5,18 @@ passes in four minutes. The workers are timed: the one that prefills at first ta
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from itertools import count
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.chromium import add_operator, browsing, keep, page_of, sign_in
 from tests.observability.prometheus import Prometheus, running_prometheus
 from tests.processes import REPOSITORY, Stack, until
 
@@ -24,6 +25,8 @@ RATE_RPS = 8.0
 SLOW_MS, USUAL_MS = 480, 120
 """Of one prompt. The slow worker computes 2 prompts/s, a usual one 8: one usual worker beside it is enough."""
 JOBS = {"gateway": "pdgate-gateway", "scheduler": "pdgate-scheduler", "billing": "pdgate-billing"}
+EMAIL = "operator@example.org"
+PAGES = {"story-fleet": "/portal/fleet?span=15m", "story-targets": "/portal/fleet/targets?range=1h"}
 CATALOG_TARGETS = ("ttft_ms = 2000", "ttft_ms = 1500")
 
 
@@ -60,20 +63,40 @@ async def slowed(
         stack.stop()
 
 
-async def load(stack: Stack) -> None:
-    """Send requests at a steady rate until cancelled, whatever becomes of them."""
-    headers = {"authorization": f"Bearer {stack.api_key}"}
+@asynccontextmanager
+async def load(stack: Stack) -> AsyncIterator[None]:
+    """Run `pdgate bench` at a steady rate while the block runs, as the README's operations section says."""
+    command = [
+        sys.executable, "-m", "pdgate.cli", "bench", "--url", f"{stack.url}/v1", "--key", stack.api_key,
+        "--model", "tiny", "--rate", str(RATE_RPS), "--arrivals", "constant", "--duration", "900",
+        "--prompt-tokens", "24", "--output-tokens", "20", "--timeout", "120", "--out", str(stack.folder / "bench.json"),
+    ]  # fmt: skip
+    with (stack.folder / "bench.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=log, stderr=log
+        )
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
 
-    async def one(http: httpx.AsyncClient, number: int) -> None:
-        asked = [{"role": "user", "content": f"request {number} of its own words"}]
-        body = {"model": "tiny", "messages": asked, "max_tokens": 20}
-        await http.post("/v1/chat/completions", json=body, headers=headers)
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=stack.url, timeout=120, limits=limits) as http, asyncio.TaskGroup() as tasks:
-        for number in count():
-            tasks.create_task(one(http, number))
-            await asyncio.sleep(1 / RATE_RPS)
+async def take_pictures(stack: Stack, folder: Path) -> None:
+    """Write what the portal's operator pages show of this run; for docs/runbook.md, by `make screenshots`."""
+    from playwright.async_api import async_playwright
+
+    await add_operator(stack, EMAIL)
+    async with async_playwright() as playwright, browsing(playwright) as browser:
+        for dark in (False, True):
+            page = await page_of(browser, stack.url, dark=dark, height=2400)
+            await sign_in(page, EMAIL)
+            for name, path in PAGES.items():
+                await page.goto(path)
+                await page.wait_for_load_state("networkidle")
+                shot = await page.screenshot(full_page=True)
+                await asyncio.to_thread(keep, shot, folder / f"{name}-{'dark' if dark else 'light'}.png")
 
 
 def pool_now(stack: Stack) -> dict:
@@ -103,18 +126,16 @@ async def test_an_operator_sees_the_alert_the_blame_the_flip_and_the_recovery(sl
         seen = await ask("pdgate_request_slo_met_ratio")
         return bool(seen) and float(seen[0]["value"][1]) > 0.95 and not await fires()
 
-    async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(load(stack))
-        try:
-            await until(fires, 90, every_s=0.5)
-            blamed = await ask("topk(1, sum by (phase_blamed) (pdgate_request_slo_total{met='false'}))")
-            assert blamed[0]["metric"]["phase_blamed"] in ("prefill_queue", "prefill_compute")
-            await until(flipped, 120, every_s=0.5)
-            (flip, *_) = await ask('pdgate_flips_total{direction="decode_to_prefill",result="done"}')
-            assert flip["metric"]["reason"] == "gain"
-            await until(recovered, 180, every_s=1)
-            shown = await asyncio.to_thread(pool_now, stack)
-        finally:
-            asking.cancel()
+    async with load(stack):
+        await until(fires, 120, every_s=0.5)
+        blamed = await ask("topk(1, sum by (phase_blamed) (pdgate_request_slo_total{met='false'}))")
+        assert blamed[0]["metric"]["phase_blamed"] in ("prefill_queue", "prefill_compute")
+        await until(flipped, 120, every_s=0.5)
+        (flip, *_) = await ask('pdgate_flips_total{direction="decode_to_prefill",result="done"}')
+        assert flip["metric"]["reason"] == "gain"
+        await until(recovered, 180, every_s=1)
+        shown = await asyncio.to_thread(pool_now, stack)
+        if folder := os.environ.get("PDGATE_SCREENSHOTS"):
+            await take_pictures(stack, Path(folder))
     assert shown["now"]["prefill"] >= 2
     assert max(shown["blamed"], key=shown["blamed"].get) in ("prefill_queue", "prefill_compute")
