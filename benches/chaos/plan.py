@@ -24,7 +24,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fails: bool = False  # running answers may end with an error event; they cost nothing
     cuts: bool = False  # streams of the process concerned may break
     frees: bool = False  # an answer may be free: it was settled as that of a dead gateway, which then woke up
-    outage: bool = False  # nothing can stand in: recovery counts from the fault's end
+    outage: bool = False  # recovery counts from its end: nothing can stand in meanwhile, or it is a long change
     death: bool = False  # of one process: the bar of two seconds holds
 
     @property
@@ -101,10 +101,13 @@ def _others() -> list[Fault]:
         Fault(group="engine", do="hang", on=(PREFILL,), hold_s=4),
         Fault(group="engine", do="lose_hand_off", on=(PREFILL,), hold_s=2),
         Fault(group="engine", do="corrupt_kv", on=(PREFILL,), hold_s=2),
-        Fault(group="config", do="roll catalogue", on=("all",), cuts=True, fails=True, refuses=True),
+        Fault(group="config", do="roll catalogue", on=("all",), cuts=True, fails=True, refuses=True, outage=True),
         Fault(group="config", do="pin ratio", on=("all",), hold_s=2),
-        *(Fault(group="upgrade", do="old version", on=(one,)) for one in (LEADER, STANDBY, DECODE, PREFILL, BILLING)),
-        Fault(group="upgrade", do="old version", on=(GATEWAY,), cuts=True, fails=True, refuses=True),
+        *(
+            Fault(group="upgrade", do="old version", on=(one,), outage=True)
+            for one in (LEADER, STANDBY, DECODE, PREFILL, BILLING)
+        ),
+        Fault(group="upgrade", do="old version", on=(GATEWAY,), cuts=True, fails=True, refuses=True, outage=True),
     ]
 
 

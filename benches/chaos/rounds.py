@@ -17,8 +17,8 @@ from benches.chaos.plan import Fault
 from benches.chaos.site import PROCESSES, Site
 
 RATE = 10.0  # calls a second
-BEFORE_S = 1.0
-AFTER_S = 1.5  # of load after the fault's end
+BEFORE_S = 0.6
+AFTER_S = 0.8  # of load after the fault's end
 WHOLE_S = 45.0
 VOID_S = 0.8  # a standstill of the relays to Valkey: leases are renewed each second, leaders lose theirs after 1.5 s
 MOST_VOID = 2
