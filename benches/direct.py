@@ -8,10 +8,12 @@ from typing import TypeVar
 
 import grpc.aio
 
+from contracts.credentials import Credentials
 from contracts.identity import new_rid
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1.worker_pb2_grpc import WorkerStub
 from contracts.wire import Attempt, Sampling, attempt_from_pb, attempt_to_pb, pack_ids, sampling_to_pb
+from tests.processes import PEER_TOKEN
 
 GATEWAY_ID = "bench-direct"
 
@@ -46,8 +48,9 @@ class DirectClient:
         hello = pb.Hello(scheduler_id=GATEWAY_ID, leader_epoch=2**40, v=1)
         self._commands.put_nowait(pb.ControlCommand(hello=hello))
         self._acks.put_nowait(pb.AttachCommand(hello=pb.AttachHello(gateway_id=GATEWAY_ID, v=1)))
-        control = stub.Control(_drain(self._commands))
-        attach = stub.Attach(_drain(self._acks))
+        shown = Credentials(token=PEER_TOKEN).metadata
+        control = stub.Control(_drain(self._commands), metadata=shown)
+        attach = stub.Attach(_drain(self._acks), metadata=shown)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reports(control, ready))
