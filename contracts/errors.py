@@ -4,7 +4,10 @@ The OpenAI SDK retries 408, 409, 429 and 5xx by itself, so a wrong status multip
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
+
+MAX_MESSAGE: Final = 2000
+"""Characters of a message: what a client sent is quoted in some, and it may be long."""
 
 
 class ServingError(Exception):
@@ -16,6 +19,7 @@ class ServingError(Exception):
     should_retry: ClassVar[bool | None] = None  # sets x-should-retry when not None
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
         super().__init__(message)
         self.message = message
         self.param = param

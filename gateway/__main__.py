@@ -17,19 +17,16 @@ import uuid
 
 import structlog
 import uvloop
-from granian.constants import Interfaces
-from granian.server.embed import Server
 
 from contracts.catalog import CatalogError, read_catalog
 from contracts.environment import SettingsError, from_env
 from gateway.app import Gateway, create_app
+from gateway.http_server import http_server
 from gateway.settings import Settings
 from observability.telemetry import Telemetry, configure_logging
 
 log = structlog.get_logger()
 
-_BACKLOG = 1024
-_BACKPRESSURE = 16_384
 _LAST_BYTES_S = 0.5  # for the last frames of broken streams; who has not sent a whole request is not waited for
 
 
@@ -44,16 +41,7 @@ async def serve(settings: Settings) -> None:
     gateway_id = str(uuid.uuid4())
     telemetry = Telemetry()
     gateway = Gateway(settings, catalog, telemetry, gateway_id=gateway_id)
-    server = Server(
-        create_app(gateway, telemetry),
-        address=host,
-        port=port,
-        interface=Interfaces.ASGINL,
-        websockets=False,
-        log_enabled=False,
-        backlog=_BACKLOG,
-        backpressure=_BACKPRESSURE,
-    )
+    server = http_server(create_app(gateway, telemetry), settings)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -51,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_name: str = ""  # name that the certificates of our servers carry; empty = their host
     decision_log: str = ""  # folder of the schedulers' decision logs, where this process can read it
     max_body_bytes: PositiveCount = 8 * 1024 * 1024
+    head_timeout_s: PositiveSeconds = 30.0  # for the head of a request, also the next one on a connection kept open
     body_timeout_s: PositiveSeconds = 60.0  # from the head of a request to the end of its body
     inbox_max_bytes: PositiveCount = 256 * 1024 * 1024
     inbox_max_entries: PositiveCount = 20_000

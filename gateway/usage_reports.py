@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing import queries
 from contracts.errors import BadRequest, DependencyDown
 from gateway.auth import DATABASE_ERRORS
+from gateway.numerals import whole_number
 from gateway.schemas.answers import money_text
 from gateway.schemas.organization import Amount, Bucket, CostResult, Page, Spent, UsageResult
 from gateway.tenant_read import tenant_read
@@ -174,9 +175,12 @@ def _page(span: Span, results: Iterable[tuple[int, R]]) -> Page[R]:
 def _cursor(page: str) -> int:
     try:
         raw = page.removeprefix("page_")
-        return int(base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)))
+        start_s = whole_number(base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).decode(), most=_LAST_S)
     except (ValueError, binascii.Error):
-        raise BadRequest("page is not one that this endpoint gave.", param="page") from None
+        start_s = None
+    if start_s is None:
+        raise BadRequest("page is not one that this endpoint gave.", param="page")
+    return start_s
 
 
 def _many(query: Query, name: str) -> tuple[str, ...]:
@@ -193,9 +197,10 @@ def _whole(query: Query, name: str, default: int | None) -> int:
     text = _one(query, name, "")
     if not text and default is not None:
         return default
-    if not text.isascii() or not text.isdigit() or not 0 <= int(text) <= _LAST_S:
+    number = whole_number(text, most=_LAST_S)
+    if number is None:
         raise BadRequest(f"{name} must be a whole number of Unix seconds or buckets.", param=name)
-    return int(text)
+    return number
 
 
 def _flag(query: Query, name: str) -> bool | None:

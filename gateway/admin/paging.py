@@ -7,6 +7,7 @@ import msgspec
 from litestar import Request
 
 from contracts.errors import BadRequest
+from gateway.numerals import whole_number
 
 T = TypeVar("T")
 
@@ -26,9 +27,10 @@ class ListOf(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 def limit_of(request: Request[Any, Any, Any]) -> int:
     """Return how many are asked for. Raises BadRequest."""
     text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_LIMIT:
+    limit = whole_number(text, most=MAX_LIMIT)
+    if not limit:
         raise BadRequest(f"'limit' is 1 to {MAX_LIMIT}.", param="limit")
-    return int(text)
+    return limit
 
 
 def page(request: Request[Any, Any, Any], everything: Sequence[T], name: Callable[[T], str]) -> ListOf[T]:

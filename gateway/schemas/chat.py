@@ -20,6 +20,7 @@ from gateway.schemas.tools import ResponseFormat, Tool, ToolChoice, check_tools,
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
@@ -60,12 +61,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # beyond OpenAI, under the names that SGLang and vLLM have for them:
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
-    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
     regex: str | None = None
     ebnf: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -115,5 +115,5 @@ def for_template(message: Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     try:
         return msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text

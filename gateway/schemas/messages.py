@@ -307,7 +307,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """Return a call's arguments as an object; what the model left unfinished or malformed is kept as text."""
     try:
         found = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {"_raw": text}
     return found if isinstance(found, dict) else {"_raw": text}
 

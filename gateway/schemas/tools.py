@@ -162,13 +162,16 @@ def parsing_of(
     )
 
 
+_MAX_ID_DIGITS: Final = 10
+
+
 def biases_of(logit_bias: dict[str, float] | None, *, vocabulary: int) -> dict[int, float]:
     """Return biases by token id. Raises BadRequest, which names the token."""
     biases: dict[int, float] = {}
     if logit_bias and len(logit_bias) > MAX_BIASES:
         raise BadRequest(f"'logit_bias' takes up to {MAX_BIASES} tokens.", param="logit_bias")
     for key, bias in (logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and int(key) < vocabulary):
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS and int(key) < vocabulary):
             raise BadRequest(f"'{key}' in 'logit_bias' is no token id of this model.", param="logit_bias")
         if not -100 <= bias <= 100:
             raise BadRequest(f"The bias of token {key} is not within -100 and 100.", param="logit_bias")

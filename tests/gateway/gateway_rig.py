@@ -16,8 +16,6 @@ from typing import Any
 import grpc.aio
 import httpx
 import msgspec
-from granian.constants import Interfaces
-from granian.server.embed import Server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -53,6 +51,7 @@ from contracts.wire import (
 )
 from contracts.wire import Attempt as AttemptName
 from gateway.app import Gateway, create_app
+from gateway.http_server import http_server
 from gateway.limits import NO_LIMITS, Limits
 from gateway.records import Records
 from gateway.settings import Settings
@@ -377,14 +376,7 @@ async def running_rig(
     redis = Redis.from_url(redis_url)
     telemetry: Any = SilentTelemetry()
     gateway = Gateway(settings, catalog, telemetry, gateway_id=f"gw-{port}")
-    server = Server(
-        create_app(gateway, telemetry),
-        address="127.0.0.1",
-        port=port,
-        interface=Interfaces.ASGINL,
-        websockets=False,
-        log_enabled=False,
-    )
+    server = http_server(create_app(gateway, telemetry), settings)
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
     rig = Rig(gateway, redis, Tenants(engine), client)
     async with gateway.running(), asyncio.TaskGroup() as tasks:

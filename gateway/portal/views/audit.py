@@ -42,7 +42,7 @@ def audit_view_routes(desk: Desk, people: People) -> list[HTTPRouteHandler]:
         """Show who did what, newest first."""
         visit = await desk.enter(request, Right.AUDIT)
         before = request.query_params.get("before", "")
-        wanted = Wanted(before=int(before) if before.isdecimal() and len(before) < 18 else None)
+        wanted = Wanted(before=int(before) if before.isascii() and before.isdecimal() and len(before) < 18 else None)
         everything = whole(request, visit)
         found = await rows(visit, everything=everything, wanted=wanted, limit=PAGE + 1)
         return desk.show(

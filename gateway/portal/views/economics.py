@@ -1,7 +1,7 @@
 """`/portal/fleet/tenants`, `/prices` and `/margin`: who pays what, and what is left of it; for operators."""
 
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Final
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -12,6 +12,8 @@ from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.margins import margin_lines
 from gateway.portal.views.ranges import CHOICES, range_of
+
+_MOST_RATE: Final = Decimal(1_000_000)
 
 
 def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
@@ -82,6 +84,9 @@ def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
 
 def _rate(text: str) -> int:
     try:
-        return max(0, min(10**15, int(Decimal(text.strip() or "0").normalize() * 1_000_000_000)))
-    except (InvalidOperation, ValueError, OverflowError):
+        rate = Decimal(text.strip() or "0")
+    except InvalidOperation:
         return 0
+    if not rate.is_finite() or rate <= 0:
+        return 0
+    return int(min(rate, _MOST_RATE) * 1_000_000_000)  # 9e999999 would take long to write out

@@ -11,6 +11,7 @@ from litestar.params import FromPath
 
 from contracts.errors import BadRequest, NotFound
 from gateway.limits import Limits
+from gateway.numerals import whole_number
 from gateway.portal.door import AnyRequest, Visit
 from gateway.portal.figures import short
 from gateway.portal.roles import Right
@@ -140,7 +141,8 @@ def _limits(form: Mapping[str, Any]) -> Limits:
     for name, words in LIMIT_FIELDS.items():
         text = str(form.get(name, "")).strip()
         if text:
-            if not text.isdecimal() or int(text) > _MOST:
+            number = whole_number(text, most=_MOST)
+            if number is None:
                 raise BadRequest(f"{words}: a whole number, or nothing for no limit.", param=name)
-            found[name] = int(text)
+            found[name] = number
     return Limits(**found)

@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from contracts.errors import BadRequest, NotFound
 from gateway.admin.organisations import Organisations
 from gateway.limits import Limits
+from gateway.numerals import whole_number
 from gateway.portal.door import NotAllowed, Visit
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
@@ -92,9 +93,10 @@ def limit(form: Mapping[str, Any], name: str) -> int | None:
     text = str(form.get(name, "")).strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal()) or int(text) > _MOST:
+    number = whole_number(text, most=_MOST)
+    if number is None:
         raise BadRequest(f"{FIELDS[name]}: a whole number, or nothing for no limit.", param=name)
-    return int(text)
+    return number
 
 
 async def _set(parts: Organisations, visit: Visit, chosen: Holder, limits: Limits) -> None:
