@@ -39,8 +39,8 @@ engine: setup ## Install the real engine and its models into .pdgate (2.9 GB)
 	@$(BIN)/pdgate engine install
 
 .PHONY: test
-test: $(VENV)/.dev engine ## Run all tests (ARGS="-k name")
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev engine ## Run all tests, on two processes (ARGS="-k name", ARGS="-n 0" for one)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 $(CLIENTS)/.made: requirements/clients.txt tests/conformance/node/package-lock.json
 	@echo "Installing the foreign clients into $(CLIENTS) …"

@@ -43,6 +43,13 @@ CHATML = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process under `-n`, and all that need the real engines in one, too."""
+    for item in items:
+        group = "engine" if item.get_closest_marker("engine") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def service_folder() -> Iterator[Path]:
     """A short folder that PostgreSQL's unprivileged user can reach."""
