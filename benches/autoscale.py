@@ -44,7 +44,7 @@ RESULTS = Path(__file__).parent / "results" / "autoscale.json"
 BOOT_S = 60.0
 GOAL = 0.95
 MOST = 40
-STEADY_S = 3 * 3600.0
+STEADY_S = 2 * 3600.0
 SETTLING_S = 1800.0
 ORACLE_S = 3600.0
 """Simulated time of each trial of the oracle's tables."""
@@ -194,14 +194,14 @@ def _promising(kind: Kind, demand: Demand, workers: int, above_rps: float) -> li
     """Return the mixes of so many workers that the closed forms think best, at a rate somewhat above what fewer can."""
     rate = max(0.05, above_rps * (workers + 0.5) / max(1, workers - 1))
     mixes = Mixes(msgspec.structs.replace(demand, rate_rps=rate), kind.fleet, Corrections(), Split())
-    return sorted(splits(workers, Split()), key=mixes.in_time, reverse=True)[:3]
+    return sorted(splits(workers, Split()), key=mixes.in_time, reverse=True)[:2]
 
 
 def _capacity(kind: Kind, split: Split, above_rps: float) -> float:
     low, high = above_rps, max(0.2, above_rps * 2 + 0.3)
     if _steady(kind, split, low) < GOAL:
         return 0.0
-    for _ in range(6):
+    for _ in range(5):
         middle = (low + high) / 2
         low, high = (middle, high) if _steady(kind, split, middle) >= GOAL else (low, middle)
     return low
@@ -210,7 +210,7 @@ def _capacity(kind: Kind, split: Split, above_rps: float) -> float:
 def _steady(kind: Kind, split: Split, rate_rps: float) -> float:
     if rate_rps <= 0:
         return 1.0
-    length_s = min(ORACLE_S, 2500 / rate_rps)
+    length_s = min(ORACLE_S, 2000 / rate_rps)
     arrivals = poisson(kind.workload(rate_rps), duration_s=length_s, seed=5)
     return play(arrivals, kind.setup(split), Policy.STATIC)[0].attainment_total
 

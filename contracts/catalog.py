@@ -25,6 +25,9 @@ decode = "0.40"
 ttft_ms = 4000
 tpot_ms = 400
 
+[models.smollm2.scaling]               # workers come and go by demand: see contracts/scaling.py
+max_workers = 4
+
 [routes.assistant]                     # a name for two models: see Route
 primary = "large"
 local = "smollm2"
@@ -43,6 +46,7 @@ import msgspec
 
 from contracts.lifecycle import HandOff, StoreKind
 from contracts.perf import LatencyModel
+from contracts.scaling import Scaling, ScalingError
 from contracts.slo import SloTarget
 from contracts.units import NanoPerMillion
 
@@ -91,6 +95,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     adapter: str = ""
     latency: LatencyModel | None = None
     """Costs of one of its workers, where they are known; otherwise they are learned."""
+    scaling: Scaling | None = None
+    """How many workers its pool may have; None = those it was started with. The first model of a pool speaks for it."""
     tiers: Mapping[str, SloTarget] = msgspec.field(
         default_factory=lambda: {"default": SloTarget(ttft_ms=2000, tpot_ms=100)}
     )
@@ -142,6 +148,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         """Return the LoRA adapters of a pool: folder by public name, which is also the engine's name for it."""
         return {name: m.adapter for name, m in self.models.items() if m.adapter and self.pool_of(name) == pool}
 
+    def scaling_of(self, pool: str) -> Scaling | None:
+        """Return how many workers a pool may have; None = those it was started with."""
+        return next((m.scaling for name, m in self.models.items() if self.pool_of(name) == pool), None)
+
     @property
     def pools(self) -> tuple[str, ...]:
         """Every pool once, in the file's order."""
@@ -155,6 +165,23 @@ def _check_routes(file: FilePath, parsed: _File, names: Mapping[str, str]) -> No
         for public in (route.primary, route.local):
             if public not in parsed.models:
                 raise CatalogError(f"{file}: routes.{name} needs the model '{public}', which is not there")
+
+
+def _check_model(file: FilePath, public: str, model: Model) -> None:
+    if model.adapter and not model.pool:
+        raise CatalogError(f"{file}: models.{public}.pool must name the pool that serves its adapter")
+    if not model.context_tokens >= 16:
+        raise CatalogError(f"{file}: models.{public}.context_tokens must be at least 16")
+    if model.scaling is not None:
+        try:
+            model.scaling.check()
+        except ScalingError as error:
+            raise CatalogError(f"{file}: models.{public}.scaling: {error}") from None
+    for field in ("prefill_computed", "prefill_cached", "decode"):
+        try:
+            model.price.nano(field)
+        except CatalogError as error:
+            raise CatalogError(f"{file}: models.{public}.{error}") from None
 
 
 def read_catalog(file: FilePath) -> Catalog:
@@ -177,15 +204,7 @@ def read_catalog(file: FilePath) -> Catalog:
             if name in seen:
                 raise CatalogError(f"{file}: '{name}' names both {seen[name]} and {public}")
             seen[name] = public
-        if model.adapter and not model.pool:
-            raise CatalogError(f"{file}: models.{public}.pool must name the pool that serves its adapter")
-        if not model.context_tokens >= 16:
-            raise CatalogError(f"{file}: models.{public}.context_tokens must be at least 16")
-        for field in ("prefill_computed", "prefill_cached", "decode"):
-            try:
-                model.price.nano(field)
-            except CatalogError as error:
-                raise CatalogError(f"{file}: models.{public}.{error}") from None
+        _check_model(file, public, model)
     _check_routes(file, parsed, seen)
     return Catalog(
         models=parsed.models,

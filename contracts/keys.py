@@ -149,6 +149,16 @@ def steering(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:steering"
 
 
+def scaling(pool: str) -> str:
+    """Return what the pool's leader says of its workers (contracts.scaling.ScaleNote, msgpack), PX 10 s."""
+    return f"pdgate:{{m:{pool}}}:scaling"
+
+
+def boot(pool: str) -> str:
+    """Return how long a worker of the pool takes from being asked for until it serves, seconds as text."""
+    return f"pdgate:{{m:{pool}}}:boot"
+
+
 def schedulers(pool: str) -> str:
     """Return the sorted set of the scheduler processes that serve the pool, by lease expiry in Unix ms."""
     return f"pdgate:{{m:{pool}}}:schedulers"

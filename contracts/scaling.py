@@ -93,6 +93,8 @@ class ScaleNote(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last step, or why there is none."""
     cold_s: float | None = None
     """Seconds from `at_unix_ms` until a pool that serves nobody is expected to; None = it serves."""
+    simulated: bool = False
+    """Its workers run the timed engine."""
     blocked: str = ""
     """Why workers cannot be had, where that is so."""
 

@@ -64,6 +64,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     idle_first_ms: float | None = None
     """Likewise the least time to a first token: a prompt of one token, its hand-off, one step."""
     flips: tuple[Flip, ...] = ()
+    desired: str = ""
+    """Workers that the autoscaler asks for, as `4P3D1U`; empty = nobody scales the pool."""
+    scale_why: str = ""
+    """Of its last decision."""
 
     @property
     def attainment(self) -> float | None:

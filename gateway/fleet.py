@@ -20,6 +20,7 @@ from contracts import keys
 from contracts.catalog import Catalog
 from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.lifecycle import HandOff, Role, WorkerState
+from contracts.scaling import ScaleNote, decode_note
 from contracts.series import read_series
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration, WorkerRef
@@ -33,6 +34,7 @@ UNREACHABLE_S: Final = 1.0
 _MEMORY_SAMPLES: Final = 5
 _LOOK_TIMEOUT_S: Final = 2.0
 _RUNG_HOLDS_MS: Final = 20_000
+_SOON_S: Final = 1.0
 _DEGRADED: Final = frozenset({"local", "unavailable"})
 
 _decoder = msgspec.msgpack.Decoder(Registration)
@@ -44,6 +46,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[Registration] = ()
     inbox_entries: int = 0
     inbox_bytes: int = 0
+    note: ScaleNote | None = None  # of its autoscaler; None = it has none, or nobody leads it
     rung: str = "normal"  # of the degrade ladder; only of pools that have a local model beside them
 
 
@@ -97,9 +100,19 @@ class Fleet:
         """Return whether a pool is so short of capacity that a local model should serve instead."""
         return self.pool(pool).rung in _DEGRADED
 
+    def wakes_in_s(self, pool: str) -> float | None:
+        """Return when a pool that serves nobody at the moment is expected to; None = nothing can be expected."""
+        note = self.pool(pool).note
+        if note is None or note.cold_s is None or not note.wakes:
+            return None
+        return max(_SOON_S, note.cold_s - max(0.0, time.time() - note.at_unix_ms / 1000))
+
     def simulated(self, pool: str) -> bool:
-        """Return whether a timed engine makes the pool's text."""
-        return any(w.simulated for w in self.pool(pool).workers)
+        """Return whether a timed engine makes the pool's text, or will once workers are there."""
+        view = self.pool(pool)
+        if view.workers:
+            return any(w.simulated for w in view.workers)
+        return view.note is not None and view.note.simulated
 
     def attached(self, worker_id: str) -> bool:
         """Return whether the token stream of a worker stands."""
@@ -191,14 +204,17 @@ class Fleet:
         first.zrangebyscore(keys.pool_workers(pool), since_ms, "+inf")
         first.xlen(inbox)
         first.memory_usage(inbox, samples=_MEMORY_SAMPLES)
-        worker_ids, num_entries, num_bytes = await first.execute()
+        first.get(keys.scaling(pool))
+        worker_ids, num_entries, num_bytes, note = await first.execute()
         leases: list[bytes | None] = []
         if worker_ids:
             answer: Any = self._redis.mget([keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids])
             leases = await answer
         workers = [worker for raw in leases if raw is not None and (worker := _registration(raw)) is not None]
         rung = await self._rung_of(pool) if pool in self._primaries else "normal"
-        return PoolView(workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0, rung=rung)
+        return PoolView(
+            workers=workers, inbox_entries=num_entries, inbox_bytes=num_bytes or 0, rung=rung, note=_note(note)
+        )
 
     async def _rung_of(self, pool: str) -> str:
         """Return what the pool's scheduler said last, if that is not old."""
@@ -219,6 +235,15 @@ class Fleet:
                 log.info("worker_gone", worker_id=worker_id)
                 del self._links[worker_id]
                 self._running.pop(worker_id).cancel()
+
+
+def _note(raw: bytes | None) -> ScaleNote | None:
+    """Return what a pool's autoscaler says; None also for what another version wrote."""
+    try:
+        return decode_note(raw) if raw else None
+    except msgspec.MsgspecError as error:
+        log.warning("bad_scale_note", error=str(error))
+        return None
 
 
 def _registration(raw: bytes) -> Registration | None:

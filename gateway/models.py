@@ -133,11 +133,29 @@ class Models:
             raise _not_ready(public, self.missing(public), retry_after_s=10)
         return prompt, model
 
-    def check_path(self, servable: Servable) -> None:
-        """Raise NoCapacity when no complete path of workers is ready."""
+    def check_path(self, servable: Servable, *, may_wait_s: float) -> float | None:
+        """Return None when a complete path of workers is ready, or the seconds until a sleeping pool should have one.
+
+        Raises:
+            NoCapacity: there is no path and none can be expected, or none within the time that the request may wait.
+        """
         lacking = self._fleet.missing_path(servable.pool, servable.model.hand_off)
-        if lacking is not None:
-            raise _not_ready(servable.name, [lacking], retry_after_s=5)
+        if lacking is None:
+            return None
+        cold_s = self._fleet.wakes_in_s(servable.pool)
+        if cold_s is None:
+            note = self._fleet.pool(servable.pool).note
+            told = [lacking, note.blocked] if note is not None and note.blocked else [lacking]
+            raise _not_ready(
+                servable.name, told, retry_after_s=5 if note is None or note.cold_s is None else note.cold_s
+            )
+        if cold_s > may_wait_s:
+            raise NoCapacity(
+                f"The model '{servable.name}' starts its first worker, which takes about {cold_s:.0f} s more; "
+                f"this request waits {may_wait_s:.0f} s at most.",
+                retry_after_s=cold_s,
+            )
+        return cold_s
 
     def missing(self, public: str) -> Sequence[str]:
         """Return what a model of the catalogue still needs; empty = ready."""
@@ -148,8 +166,8 @@ class Models:
         if public not in self._prices.list_prices:
             lacking.append("no price" if self._prices.database_up else "prices cannot be read")
         path = self._fleet.missing_path(self.catalog.pool_of(public), model.hand_off)
-        if path is not None:
-            lacking.append(path)
+        if path is not None and self._fleet.wakes_in_s(self.catalog.pool_of(public)) is None:
+            lacking.append(path)  # a pool that sleeps is ready: the first request wakes it
         return lacking
 
     def simulated(self, public: str) -> bool:

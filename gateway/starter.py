@@ -42,12 +42,14 @@ from gateway.outputs import Output
 from gateway.prices import Prices
 from gateway.settings import Settings
 from gateway.table import LiveTable
-from gateway.targets import HEADER, read_targets, targets_of
+from gateway.targets import HEADER, MAX_WAIT, read_max_wait, read_targets, targets_of
 from gateway.tenants import ApiKey
 from gateway.terms import Admitted, Closed, Terms
 from gateway.traces import Traces
 
 Http = Request[Any, Any, Any]
+COLD_START: Final = "x-pdgate-cold-start"
+"""Seconds until the model that answers is expected to serve, as of the request's arrival; only when it slept."""
 BATCH_TIER: Final = "batch"  # behind all others, without SLO targets of its own unless the catalogue gives some
 
 
@@ -66,6 +68,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool = False
     repeated: bool = False  # a line whose answer was paid and then lost
     slo: SloTarget | None = None  # targets that the request names for itself
+    max_wait_s: float | None = None  # for a model that sleeps; None: as long as any request may take
     session: str = ""  # affinity key, from the headers
 
     @property
@@ -181,6 +184,7 @@ class Starter:
             traceparent=request.headers.get("traceparent", ""),
             reference=reference_of(request.headers),
             slo=read_targets(request.headers.get(HEADER, "")),
+            max_wait_s=read_max_wait(request.headers.get(MAX_WAIT, "")),
             session=request.headers.get("x-session-id", "")[:MAX_NAME],
         )
 
@@ -245,7 +249,7 @@ class Starter:
         ]
         for one in asked:
             most_tokens(one)  # a prompt over the context is refused whatever the workers do
-        self._models.check_path(model)
+        cold_s = self._models.check_path(model, may_wait_s=self._may_wait_s(arrival))
         terms = [self._terms(arrival, work, one) for one in asked]
         admitted = await self._admit_all(arrival, asked, terms)
         generations = [
@@ -265,9 +269,16 @@ class Starter:
         self._check_still(arrival.key, generations)
         await self._submit_all(arrival, work, generations, admitted)
         headers = {"x-request-id": arrival.rid, **admitted[-1].headers, **model.headers}
+        if cold_s is not None:
+            headers[COLD_START] = f"{cold_s:.1f}"
         if arrival.key.imported:
             headers["x-pdgate-rotate-key"] = "imported"
         return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=arrival.sees_workers)
+
+    def _may_wait_s(self, arrival: Arrival) -> float:
+        """Return how long a request may wait for the first worker of a model that sleeps."""
+        left_s = self._settings.request_timeout_s - (time.monotonic() - arrival.arrived_s)
+        return left_s if arrival.max_wait_s is None else min(left_s, arrival.max_wait_s)
 
     def _check_still(self, key: ApiKey, generations: Sequence[Generation]) -> None:
         """End at once what was admitted while its key was revoked or its tenant held."""

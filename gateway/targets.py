@@ -15,6 +15,7 @@ from contracts.slo import SloTarget
 from gateway.scopes import Scopes
 
 HEADER: Final = "x-pdgate-slo"
+MAX_WAIT: Final = "x-pdgate-max-wait"
 _FIELDS: Final = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl_p99": "itl_p99_ms", "e2e": "e2e_ms"}
 _VALUE = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(ms|s)")
 _LONGEST_MS: Final = 86_400_000.0
@@ -38,6 +39,19 @@ def read_targets(header: str) -> SloTarget | None:
             raise BadRequest(f"{HEADER}: {name} must be more than 0 and at most a day.", param=HEADER)
         found[field] = ms
     return SloTarget(**found)
+
+
+def read_max_wait(header: str) -> float | None:
+    """Return how long a request may wait for a model that sleeps, s: `x-pdgate-max-wait: 20s`. Raises BadRequest.
+
+    0 means not at all; None = the header is empty, so as long as any request may take.
+    """
+    if not header.strip():
+        return None
+    match = _VALUE.fullmatch(header.strip())
+    if match is None:
+        raise BadRequest(f"{MAX_WAIT} is a time such as '20s' or '500ms'; '0s' refuses to wait.", param=MAX_WAIT)
+    return float(match[1]) * (1.0 if match[2] == "s" else 0.001)
 
 
 def targets_of(asked: SloTarget | None, tier: SloTarget, bounds: Sequence[Scopes]) -> SloTarget:

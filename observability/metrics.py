@@ -18,6 +18,7 @@ TRANSFER_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0
 LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 TOTAL_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120)
+BOOT_BUCKETS_S = (0.1, 0.3, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 
 
 def _by_name(*declared: Declared) -> Mapping[str, Declared]:
@@ -43,6 +44,10 @@ COUNTERS: Final = _by_name(
     Declared("controller_ticks", "Decisions of the ratio controller by reason.", ("pool", "mode", "reason")),
     Declared(
         "flips", "Role changes of workers by direction, reason and result.", ("pool", "direction", "reason", "result")
+    ),
+    Declared("scale_ticks", "Decisions of the autoscaler by reason.", ("pool", "mode", "reason")),
+    Declared(
+        "scale_steps", "Workers started and stopped by the autoscaler, by reason.", ("pool", "step", "role", "reason")
     ),
     Declared(
         "worker_transitions", "Changes of a worker's state as the scheduler sees it.", ("pool", "role", "from", "to")
@@ -79,6 +84,12 @@ HISTOGRAMS: Final = _by_name(
         "drain_seconds", "Waiting for a worker to become idle before its role changes.", ("pool",), MOVE_BUCKETS_S
     ),
     Declared("switch_seconds", "The engine's own role change.", ("pool",), MOVE_BUCKETS_S),
+    Declared(
+        "cold_start_seconds",
+        "A worker's way from being asked for until it serves, by part: place, load, warm.",
+        ("pool", "phase"),
+        BOOT_BUCKETS_S,
+    ),
     Declared("event_loop_lag_seconds", "How late the event loop wakes a timer.", (), LAG_BUCKETS_S),
 )
 
@@ -102,6 +113,8 @@ _GAUGES: Final = (
     Declared("decode_pool_utilization", "KV tokens in use over capacity of ready decoders, 0 to 1.", ("pool",)),
     Declared("pd_ratio_actual", "Ready prefill workers per ready decode worker.", ("pool",)),
     Declared("pd_ratio_config", "Configured or chosen prefill workers per decode worker.", ("pool",)),
+    Declared("workers_desired", "Workers the autoscaler asks for.", ("pool", "role")),
+    Declared("workers_cost", "Cost of the pool's workers per hour, currency units.", ("pool",)),
     Declared("degrade_step", "Step of the degrade ladder; 0 = undisturbed.", ("pool",)),
     # worker
     Declared("worker_running", "Requests in the engine.", ("pool", "role")),
@@ -139,6 +152,8 @@ class Instruments:
         self.saved_prefill_tokens = counters["saved_prefill_tokens"]
         self.controller_ticks = counters["controller_ticks"]
         self.flips = counters["flips"]
+        self.scale_ticks = counters["scale_ticks"]
+        self.scale_steps = counters["scale_steps"]
         self.worker_transitions = counters["worker_transitions"]
         # worker
         self.engine_finishes = counters["engine_finishes"]
@@ -182,6 +197,10 @@ class Instruments:
     def switch(self, ms: float, **labels: str) -> None:
         """Record the engine's own part of a role change."""
         self._seconds("switch_seconds", ms, labels)
+
+    def cold_start(self, ms: float, **labels: str) -> None:
+        """Record one part of a worker's start."""
+        self._seconds("cold_start_seconds", ms, labels)
 
     def event_loop_lag(self, ms: float) -> None:
         """Record how late the event loop was."""

@@ -107,6 +107,11 @@ def _panel(pool: str, points: Sequence[Point]) -> Panel:
         ("decode", f"{_line([p.decode_use for p in points], most=1.0)}  {now.decode_use:.0%} of the KV memory"),
         ("running", f"{now.num_running}"),
         ("split", f"{now.prefill}P {now.decode}D {now.unified}U → {now.target or '-'}  ({now.mode}: {now.why or '-'})"),
+        *(
+            [("workers", f"{now.prefill}P{now.decode}D{now.unified}U → {now.desired}  ({now.scale_why})")]
+            if now.desired
+            else []
+        ),
         ("demand", _demand(now)),
         ("flips", _flips(points)),
     ]

@@ -15,6 +15,7 @@ from contracts.resp import redis_client
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
+from scheduler.fleet.choice import FleetSettingsError, fleet_of
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
 from scheduler.profile import PoolProfile
@@ -39,6 +40,7 @@ async def serve(settings: Settings) -> None:
     telemetry = Telemetry()
     tracer = Tracer("scheduler", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)
+    fleet = fleet_of(settings.fleet, settings.fleet_address)
     pools = [
         PoolScheduler(
             redis,
@@ -47,6 +49,7 @@ async def serve(settings: Settings) -> None:
             instruments=telemetry.instruments,
             tracer=tracer,
             profile=PoolProfile.of(catalog, pool),
+            fleet=fleet,
         )
         for pool in served
     ]
@@ -77,6 +80,8 @@ def main() -> None:
         uvloop.run(serve(settings))
     except CatalogError as error:
         sys.exit(f"SCHEDULER_CATALOG: {error}")
+    except FleetSettingsError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

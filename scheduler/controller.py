@@ -16,7 +16,6 @@ import msgspec
 import structlog
 
 from contracts.lifecycle import Role, WorkerState
-from contracts.perf import LatencyModel
 from contracts.series import Flip
 from contracts.steering import Steering
 from observability.metrics import Instruments
@@ -97,11 +96,13 @@ class RatioController:
         self._empty_since_s: float | None = None
         self._now_s = now_s
         self._demand = DemandWindow()
-        self._state = RatioState()
+        self.state = RatioState()
         self._flips: list[Flip] = []
         self._failed_until_s: dict[str, float] = {}
         self._settling: tuple[str, float] | None = None  # a worker in its new role, until it is seen ready
         self.steering = self._default
+        self.hold: Callable[[], bool] = lambda: False
+        """Whether roles are left alone for the moment: workers that will serve soon are not seen yet."""
         self.last: Decision | None = None
         """The last decision of the term."""
         self.demand: Demand | None = None
@@ -111,7 +112,7 @@ class RatioController:
 
     def decided(self) -> Decided:
         """Return what was learned and done, its times as ages."""
-        now_s, state = self._now_s(), self._state
+        now_s, state = self._now_s(), self.state
         return Decided(
             state=msgspec.structs.replace(
                 state, last_tick_s=_aged(state.last_tick_s, now_s), last_move_s=_aged(state.last_move_s, now_s)
@@ -123,7 +124,7 @@ class RatioController:
     def restore(self, decided: Decided, *, ago_s: float) -> None:
         """Go on where a former leader stopped, so many seconds ago. Before the first tick."""
         now_s, state = self._now_s(), decided.state
-        self._state = msgspec.structs.replace(
+        self.state = msgspec.structs.replace(
             state,
             last_tick_s=now_s,  # nobody looked meanwhile, and gains learn from what is seen
             last_move_s=now_s - ago_s - state.last_move_s if state.last_move_s is not None else None,
@@ -170,16 +171,16 @@ class RatioController:
         if not self._router.costs_known():  # predictions from a guess move nobody
             sight = msgspec.structs.replace(sight, demand=None)
         self.demand = sight.demand
-        state, decision = decide(self._state, sight, self._fleet(), limits, mode=mode, now_s=now_s)
+        state, decision = decide(self.state, sight, self.fleet(), limits, mode=mode, now_s=now_s)
         if decision.move is None:
-            self._state = state
+            self.state = state
         elif mode is Mode.SHADOW:
             self._flips.append(_flip(decision.move, decision.why.value, done=False))
-            self._state = _not_moved(state, self._state)
+            self.state = _not_moved(state, self.state)
         elif self._actuator.begin(decision.move, decision.why.value):
-            self._state = state
+            self.state = state
         else:
-            self._state = _not_moved(state, self._state)
+            self.state = _not_moved(state, self.state)
         self._tell(decision, mode, sight)
         self.last = decision
         return decision
@@ -188,7 +189,7 @@ class RatioController:
         self._instruments.controller_ticks.add(
             1, {"pool": self._pool, "mode": mode.value, "reason": decision.why.value}
         )
-        self._decisions.ticked(decision, self._state, sight)
+        self._decisions.ticked(decision, self.state, sight)
         if decision.move is not None:
             log.info(
                 "ratio_move",
@@ -203,6 +204,12 @@ class RatioController:
                 gain=round(decision.gain, 3),
             )
 
+    def measured(self) -> Demand | None:
+        """Return what requests ask for, as of now; None = they or the workers' costs are not known."""
+        if not self._router.costs_known():
+            return None
+        return self._demand.demand(self._now_s(), self._router.moments)
+
     # -- what is seen --------------------------------------------------------------------------------
 
     def _sight(self, now_s: float) -> Sight:
@@ -215,7 +222,8 @@ class RatioController:
         return Sight(
             split=split,
             moving=self._actuator.busy
-            or any(w.leased and w.state in _MOVING for w in workers)
+            or any(w.leased and w.state in _MOVING and not w.departing for w in workers)
+            or self.hold()
             or self._settles(ready, now_s)
             or self._side_may_return(split, workers, now_s),
             donors=[self._donor(w) for w in ready if self._failed_until_s.get(w.worker_id, 0.0) <= now_s],
@@ -245,7 +253,7 @@ class RatioController:
         coming = any(w.leased and w.role is side and w.state is not WorkerState.STOPPED for w in workers)
         return coming or now_s - self._empty_since_s < self._empty_grace_s
 
-    def _fleet(self) -> Fleet:
+    def fleet(self) -> Fleet:
         """Return what workers cost and promise, with the room that those of the pool have on average."""
         latency = self._router.latency
         ready = [w for w in self._registry.workers() if w.ready]
@@ -261,12 +269,13 @@ class RatioController:
         return Donor(
             worker_id=worker.worker_id,
             role=worker.role,
-            drain_s=self._drain_s(worker, self._router.latency),
+            drain_s=self.drain_s(worker),
             cached_tokens=self._router.prefixes.held_tokens(worker.worker_id),
         )
 
-    def _drain_s(self, worker: Worker, latency: LatencyModel) -> float:
+    def drain_s(self, worker: Worker) -> float:
         """Return the expected time until a worker is empty."""
+        latency = self._router.latency
         step_ms = latency.decode.step_ms(worker.num_requests, worker.kv_tokens)
         longest_ms = worker.queued_prefill_tokens * latency.prefill.per_token_ms
         if worker.role is not Role.PREFILL:

@@ -8,6 +8,7 @@ from contracts.series import Point
 from scheduler.controller import RatioController
 from scheduler.costs import Costs
 from scheduler.degrade import Ladder
+from scheduler.policy.headcount import ScalePlan
 from scheduler.registry import WorkerRegistry
 from scheduler.waiting import WaitingQueue
 from scheduler.window import SloWindow
@@ -25,6 +26,7 @@ class Course:
         controller: RatioController,
         ladder: Ladder,
         costs: Costs,
+        plan: Callable[[], ScalePlan | None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
@@ -34,6 +36,7 @@ class Course:
         self._controller = controller
         self._ladder = ladder
         self._costs = costs
+        self._plan = plan
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms
 
@@ -45,6 +48,7 @@ class Course:
         latency = self._costs.latency() if self._costs.known() else None
         step_ms = latency.decode.step_ms(1, 1) if latency is not None else None
         hand_off_ms = latency.transfer.ms(1) if latency is not None and len(decodes) < len(ready) else 0.0
+        plan = self._plan()
         span, last, demand = self._window.take_span(), self._controller.last, self._controller.demand
         return Point(
             at_unix_ms=self._now_unix_ms(),
@@ -71,4 +75,6 @@ class Course:
             idle_step_ms=step_ms,
             idle_first_ms=latency.prefill.ms(1) + hand_off_ms + (step_ms or 0.0) if latency is not None else None,
             flips=self._controller.take_flips(),
+            desired=str(plan.desired) if plan is not None else "",
+            scale_why=plan.why.value if plan is not None else "",
         )

@@ -24,10 +24,12 @@ from scheduler.policy.decisions import (
     Record,
     Refused,
     RungChanged,
+    Scaled,
     Ticked,
     WorkerSeen,
     encode,
 )
+from scheduler.policy.headcount import ScalePlan
 from scheduler.policy.ladder import Step
 from scheduler.policy.ratio import Decision
 from scheduler.policy.sight import RatioState, Sight
@@ -169,6 +171,11 @@ class DecisionLog:
         """Write a tick of the ratio controller."""
         if self._head is not None:
             self._add(Ticked.of(self._at_ms(), decision, state, sight))
+
+    def scaled(self, plan: ScalePlan, mode: str, *, changed: bool) -> None:
+        """Write what the autoscaler decided, if it took a step or `changed` its reason."""
+        if self._head is not None and (plan.steps or changed):
+            self._add(Scaled.of(self._at_ms(), plan, mode))
 
     def climbed(self, step: Step) -> None:
         """Write that the degrade ladder moved."""

@@ -21,6 +21,7 @@ from scheduler.policy.ladder import (
     climb,
     passage,
 )
+from scheduler.policy.queueing import Split
 from scheduler.profile import PoolProfile
 from scheduler.registry import WorkerRegistry
 from scheduler.waiting import WaitingQueue
@@ -44,9 +45,11 @@ class Ladder:
         latency: Callable[[], LatencyModel],
         decisions: DecisionLog,
         limits: LadderLimits | None = None,
+        wanted: Callable[[], Split | None] = lambda: None,
         grace_s: float = 5.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`wanted` is the mix that an autoscaler asks for; None = nobody scales, and workers that are away are lost."""
         self._pool = pool
         self._profile = profile
         self._registry = registry
@@ -54,6 +57,7 @@ class Ladder:
         self._latency = latency
         self._decisions = decisions
         self._limits = limits or LadderLimits()
+        self._wanted = wanted
         self._grace_s = grace_s
         self._now_s = now_s
         self._state = LadderState()
@@ -82,8 +86,9 @@ class Ladder:
         now_s, cluster = self._now_s(), self._registry.cluster()
         pairs = _pairs(cluster)
         self._had_pairs = self._had_pairs or pairs
-        if now_s - self._began_s < self._grace_s and not (pairs or _ready(cluster, Role.UNIFIED)):
-            return False
+        serves = pairs or _ready(cluster, Role.UNIFIED)
+        if not serves and (now_s - self._began_s < self._grace_s or self._wanted() is not None):
+            return False  # they are being found; or asleep or on their way, which is no emergency
         self._state, step = climb(self._state, self._strain(cluster, now_s), self._limits, now_s)
         if step.moved:
             self._decisions.climbed(step)
@@ -128,7 +133,11 @@ class Ladder:
         )
 
     def _wants_pairs(self, cluster: ClusterView) -> bool:
-        return self._had_pairs or bool(cluster.prefill and cluster.decode)
+        both = bool(cluster.prefill and cluster.decode)
+        wanted = self._wanted()
+        if wanted is not None:  # pairs come and go on purpose: only those that should be there are missed
+            return both and bool(wanted.prefill and wanted.decode)
+        return self._had_pairs or both
 
 
 def _ready(cluster: ClusterView, role: Role) -> int:

@@ -340,7 +340,7 @@ class Dispatcher:
         self._helm.decisions.placed(request)
         self._yields.placed(request)
         self._placements[request.path.value, request.reason.value] += 1
-        self._spans.placed(request, now_unix_ms=self._now_unix_ms())
+        self._spans.placed(request, now_unix_ms=self._now_unix_ms(), cold=self._helm.cold)
         if request.attempt == 1:
             written_ms = int(request.entry_id.partition(b"-")[0])
             self._instruments.queue_wait(max(0, self._now_unix_ms() - written_ms), pool=self._pool)
@@ -368,7 +368,9 @@ class Dispatcher:
         for request in self._waiting:
             if request.blocked_by is None and self._blocked_by is Reason.NO_WORKER:
                 request.blocked_by = Reason.NO_WORKER
-            why = refuse_waiting(view(request, now_s=now_s), now_unix_ms, self._limits)
+            why = refuse_waiting(
+                view(request, now_s=now_s), now_unix_ms, self._limits, workers_come=self._helm.workers_come
+            )
             if why is not None:
                 self._verdicts.refuse_for(request, why)
         self._waiting.stir()

@@ -28,6 +28,8 @@ class Gauges:
         instruments.observe("pdgate_decode_pool_utilization", self.decode_use)
         instruments.observe("pdgate_pd_ratio_actual", self.ratio_actual)
         instruments.observe("pdgate_pd_ratio_config", self.ratio_config)
+        instruments.observe("pdgate_workers_desired", self.workers_desired)
+        instruments.observe("pdgate_workers_cost", self.workers_cost)
         instruments.observe("pdgate_degrade_step", self.degrade_step)
         instruments.observe("pdgate_queue_age_seconds", self.queue_age)
 
@@ -82,6 +84,21 @@ class Gauges:
                 yield last.target.prefill / last.target.decode, {"pool": pool.pool}
             else:
                 yield from self._ratio_of(pool, ready_only=False)
+
+    def workers_desired(self) -> Observations:
+        """Yield the workers that the autoscaler asks for, per role."""
+        for pool in self._pools:
+            autoscaler = pool.term.helm.autoscaler if pool.term is not None else None
+            if autoscaler is not None and autoscaler.desired is not None:
+                for role in Role:
+                    yield getattr(autoscaler.desired, role.value), {"pool": pool.pool, "role": role.value}
+
+    def workers_cost(self) -> Observations:
+        """Yield what the workers that were started cost per hour."""
+        for pool in self._pools:
+            autoscaler = pool.term.helm.autoscaler if pool.term is not None else None
+            if autoscaler is not None:
+                yield autoscaler.cost_per_hour, {"pool": pool.pool}
 
     def degrade_step(self) -> Observations:
         """Yield where the degrade ladder of each pool that we lead stands."""

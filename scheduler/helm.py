@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -27,16 +27,21 @@ from contracts.usage import Outcome
 from contracts.wire import RequestOutcome
 from observability.metrics import Instruments
 from scheduler.actuator import Actuator, FlipResult
+from scheduler.autoscaler import Autoscaler
 from scheduler.book import Book, Request
 from scheduler.controller import RatioController
 from scheduler.course import Course
+from scheduler.crew import Boot
 from scheduler.decision_log import DecisionLog
 from scheduler.degrade import Ladder
+from scheduler.fleet.protocol import Fleet
 from scheduler.legacy import save_command, take_over
 from scheduler.memory import PoolMemory
 from scheduler.outbox import Outbox
 from scheduler.policy.decisions import Head
+from scheduler.policy.headcount import ScaleLimits
 from scheduler.policy.ladder import LadderLimits
+from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Mode, Move
 from scheduler.policy.sight import RatioLimits
 from scheduler.profile import PoolProfile
@@ -61,6 +66,9 @@ class HelmSettings(msgspec.Struct, frozen=True, kw_only=True):
     ratio: RatioLimits | None = None
     """None = those that suit the pool's hand-off."""
     ladder: LadderLimits = LadderLimits()
+    scaling: Literal["auto", "shadow", "off"] = "auto"
+    fleet_simulated: bool = False
+    scale: ScaleLimits | None = None
     look_s: float = 1.0
     point_s: float = PERIOD_S
 
@@ -82,6 +90,7 @@ class Helm:
         instruments: Instruments,
         settings: HelmSettings,
         actuator: Actuator,
+        fleet: Fleet | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -94,6 +103,7 @@ class Helm:
         self._now_s = now_s
         self._steering: Steering | None = None
         self._settings = settings
+        self.autoscaler: Autoscaler | None = None
         self.window = SloWindow(pool, latency=memory.costs.latency, instruments=instruments)
         self.decisions = DecisionLog(
             settings.decision_log, pool, max_bytes=settings.decision_log_max_bytes, keep=settings.decision_log_keep
@@ -106,6 +116,7 @@ class Helm:
             latency=memory.costs.latency,
             decisions=self.decisions,
             limits=settings.ladder,
+            wanted=self._wanted_mix,
         )
         self.controller = RatioController(
             pool,
@@ -121,6 +132,24 @@ class Helm:
             mode=settings.mode,
             limits=settings.ratio,
         )
+        if fleet is not None and profile.scaling is not None and settings.scaling != "off":
+            self.autoscaler = autoscaler = Autoscaler(
+                redis,
+                pool,
+                scaling=profile.scaling,
+                fleet=fleet,
+                mode=settings.scaling,
+                registry=registry,
+                waiting=waiting,
+                outbox=outbox,
+                controller=self.controller,
+                actuator=actuator,
+                decisions=self.decisions,
+                instruments=instruments,
+                simulated=settings.fleet_simulated,
+                limits=settings.scale,
+            )
+            self.controller.hold = lambda: autoscaler.crew.loading
         actuator.ended = self._flipped
         self._transitions = Transitions(pool, instruments)
         self._course = Course(
@@ -130,13 +159,36 @@ class Helm:
             controller=self.controller,
             ladder=self.ladder,
             costs=memory.costs,
+            plan=lambda: self.autoscaler.plan if self.autoscaler is not None else None,
         )
+
+    def _wanted_mix(self) -> Split | None:
+        """Return what the autoscaler asks for; None = nobody starts workers."""
+        if self.autoscaler is None or self._settings.scaling != "auto":
+            return None
+        return self.autoscaler.desired or Split()
+
+    @property
+    def workers_come(self) -> bool:
+        """Whether a request that finds no worker may wait for one to be started."""
+        return self.autoscaler is not None and self.autoscaler.waking
+
+    @property
+    def cold(self) -> Boot | None:
+        """The start that last woke the pool."""
+        return self.autoscaler.cold if self.autoscaler is not None else None
+
+    def retry_after_s(self) -> float:
+        """Return when a pool that serves nobody is expected to; 0 = it serves, or nobody knows."""
+        return (self.autoscaler.cold_s or 0.0) if self.autoscaler is not None else 0.0
 
     # -- what happens to requests --------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
         """Take a request that arrives for the first time."""
         self.controller.arrived(request)
+        if self.autoscaler is not None:
+            self.autoscaler.arrived(request)
         self.decisions.arrived(request)
 
     def refused(self, request: Request, reason: str, *, retry_after_s: float | None, for_capacity: bool) -> None:
@@ -172,6 +224,11 @@ class Helm:
     async def begin(self) -> None:
         """Take over what the former leader knew. Before the term serves anybody."""
         await take_over(self._redis, self._pool, self._memory, self.controller, self.ladder)
+
+    async def scale(self) -> None:
+        """Start and stop workers until cancelled, if there is a fleet for it."""
+        if self.autoscaler is not None:
+            await self.autoscaler.run()
 
     # -- the loop ------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from scheduler.actuator import Actuator
 from scheduler.attempts import Attempts
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
+from scheduler.fleet.protocol import Fleet
 from scheduler.handoff import HandOffTimers
 from scheduler.helm import Helm, HelmSettings
 from scheduler.inbox import Inbox
@@ -78,9 +79,11 @@ class PoolScheduler:
         limits: Limits | None = None,
         timing: Timing | None = None,
         helm: HelmSettings | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._redis = redis
         self._settings = settings
+        self._fleet = fleet
         self._helm = helm
         self._profile = profile or PoolProfile()
         self._timing = timing or Timing()
@@ -167,6 +170,7 @@ class PoolScheduler:
             limits=self._limits,
             timing=self._timing,
             helm=self._helm or self._settings.helm,
+            fleet=self._fleet,
         )
         try:
             await term.run()
@@ -195,6 +199,7 @@ class Term:
         limits: Limits,
         timing: Timing,
         helm: HelmSettings,
+        fleet: Fleet | None = None,
     ) -> None:
         self._redis = redis
         self._pool = pool
@@ -227,6 +232,7 @@ class Term:
             instruments=instruments,
             settings=helm,
             actuator=actuator,
+            fleet=fleet,
         )
         self.verdicts = Verdicts(
             pool,
@@ -317,6 +323,7 @@ class Term:
             tasks.create_task(self._tick())
             tasks.create_task(self._sweep())
             tasks.create_task(self.helm.run())
+            tasks.create_task(self.helm.scale())
 
     def close(self) -> None:
         """Close the term's connections, so that no blocked read takes another entry."""

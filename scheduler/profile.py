@@ -7,6 +7,7 @@ import msgspec
 from contracts.catalog import Catalog
 from contracts.lifecycle import HandOff
 from contracts.perf import LatencyModel
+from contracts.scaling import Scaling
 from contracts.slo import SloTarget
 from scheduler.policy.turns import BATCH_TIER
 
@@ -24,6 +25,9 @@ class PoolProfile(msgspec.Struct, frozen=True, kw_only=True):
     resident_tpot_ms: float | None = None
     """The strictest TPOT target of any interactive tier: what a newcomer must not spoil."""
 
+    scaling: Scaling | None = None
+    """How many workers it may have; None = those it was started with."""
+
     @classmethod
     def of(cls, catalog: Catalog, pool: str) -> "PoolProfile":
         """Return the profile of one of the catalogue's pools."""
@@ -37,5 +41,6 @@ class PoolProfile(msgspec.Struct, frozen=True, kw_only=True):
             target=first.tiers.get("default", SloTarget()),
             tiers=tiers,
             latency=first.latency,
+            scaling=first.scaling,
             resident_tpot_ms=min(tpots, default=None),
         )

@@ -29,6 +29,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ratio_mode: Literal["auto", "shadow", "manual"] = "auto"
     """Who decides how many workers prefill and decode, unless an operator set it per pool: the controller;
     nobody, and the controller only says what it would do; or the roles that workers started with."""
+    fleet: Literal["none", "local", "ray", "kubernetes"] = "none"
+    """Who places workers of pools that have `scaling` in the catalogue; none = nobody: they are started by hand."""
+    fleet_address: str = ""
+    """Where that fleet is: the path of the local fleet's socket, Ray's address, a Kubernetes namespace."""
+    fleet_simulated: bool = False
+    """Whether the workers that it starts run the timed engine: told to clients before the first one is there."""
+    scaling: Literal["auto", "shadow", "off"] = "auto"
+    """Whether the autoscaler acts, only says what it would do, or is not there."""
     decision_log: Path | None = None
     """Folder of the decision log, one file per pool; none = no log."""
     decision_log_max_bytes: Annotated[int, msgspec.Meta(ge=65_536)] = 64 * 1024 * 1024
@@ -59,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             decision_log=self.decision_log,
             decision_log_max_bytes=self.decision_log_max_bytes,
             decision_log_keep=self.decision_log_keep,
+            scaling=self.scaling,
+            fleet_simulated=self.fleet_simulated,
         )
 
 

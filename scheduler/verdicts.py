@@ -156,6 +156,8 @@ class Verdicts:
     def refuse_for(self, request: Request, why: Refusal) -> None:
         """Refuse by policy."""
         after_s = None if why in _WAIT_HELPS_NOT else retry_after_s(self.queue_for(request), self._limits)
+        if after_s is not None:
+            after_s = max(after_s, self._helm.retry_after_s())
         self.refuse(
             request,
             _REFUSAL_CODE[why],

@@ -60,6 +60,7 @@ class Worker:
         self.leased = True
         self.standing = Standing.CONNECTING
         self.leaving = False  # its role is about to change: gets nothing new from here on
+        self.departing = False  # it is being drained to be stopped, which is no change of roles
         self.inventoried_s = 0.0  # when its last Inventory came, monotonic
         self.rejecting = False  # refused a submit; trusted again with its next Status
         self.transfer_p50_ms = 0.0

@@ -90,14 +90,16 @@ def retry_after_s(queue: QueueView, limits: Limits) -> float:
     return min(max(limits.retry_after_s, queue.clear_s), limits.longest_retry_after_s)
 
 
-def refuse_waiting(waiting: WaitingView, now_unix_ms: int, limits: Limits) -> Refusal | None:
-    """Return why a request should wait no longer."""
+def refuse_waiting(
+    waiting: WaitingView, now_unix_ms: int, limits: Limits, *, workers_come: bool = False
+) -> Refusal | None:
+    """Return why a request should wait no longer. `workers_come`: a pool without any starts some."""
     if now_unix_ms >= waiting.deadline_unix_ms:
         return Refusal.DEADLINE
     match waiting.blocked_by:
         case Reason.TOO_LONG:
             return Refusal.TOO_LONG
-        case Reason.NO_WORKER if waiting.waited_s >= limits.no_worker_grace_s:
+        case Reason.NO_WORKER if waiting.waited_s >= limits.no_worker_grace_s and not workers_come:
             return Refusal.NO_WORKER
         case _:
             return None

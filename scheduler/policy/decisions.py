@@ -13,6 +13,7 @@ from contracts.lifecycle import HandOff, Path, Role, WorkerState
 from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from scheduler.policy.blame import Stage
+from scheduler.policy.headcount import ScalePlan, Step
 from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Decision, Mode, Move
 from scheduler.policy.sight import RatioState, Sight
@@ -141,6 +142,36 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True, tag="tick", tag_field="k
         )
 
 
+class Scaled(msgspec.Struct, frozen=True, kw_only=True, tag="scale", tag_field="kind"):
+    """The autoscaler started or stopped workers, or its reason not to has changed."""
+
+    at_ms: float
+    mode: str
+    why: str
+    split: Split
+    """Who serves or is on the way."""
+    desired: Split
+    steps: tuple[Step, ...] = ()
+    in_time: float | None = None
+    rate_rps: float | None = None
+    ahead_rps: float | None = None
+
+    @classmethod
+    def of(cls, at_ms: float, plan: ScalePlan, mode: str) -> "Scaled":
+        """Return the row of a plan."""
+        return cls(
+            at_ms=at_ms,
+            mode=mode,
+            why=plan.why.value,
+            split=plan.split,
+            desired=plan.desired,
+            steps=plan.steps,
+            in_time=plan.in_time,
+            rate_rps=plan.rate_rps,
+            ahead_rps=plan.ahead_rps,
+        )
+
+
 class RungChanged(msgspec.Struct, frozen=True, kw_only=True, tag="rung", tag_field="kind"):
     """The degrade ladder moved."""
 
@@ -150,7 +181,7 @@ class RungChanged(msgspec.Struct, frozen=True, kw_only=True, tag="rung", tag_fie
     why: str
 
 
-Record = Head | WorkerSeen | Arrived | Placed | Refused | Ended | Ticked | RungChanged
+Record = Head | WorkerSeen | Arrived | Placed | Refused | Ended | Ticked | RungChanged | Scaled
 
 
 class LogError(ValueError):

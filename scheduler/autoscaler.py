@@ -1,0 +1,343 @@
+"""How many workers a pool has: policy.scaling in production, for pools that a fleet serves (catalogue: `scaling`).
+
+1. Arrivals are counted where they arrive; what they ask for comes from the ratio controller's window.
+2. Each half second: starts that have ended are measured, drained workers stopped, and gateways told how things stand
+   (contracts.scaling.ScaleNote): whether the pool serves, and if not, when it is expected to.
+3. Each period, and at once when somebody waits and nobody serves: look, decide, tell why (a metric, a row of the
+   decision log), and under `auto` start and drain. Under `shadow` nothing happens, and nothing is remembered as done.
+
+A new term stops nobody before it has watched for as long as the policy wants fewer to have been enough.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contracts import keys
+from contracts.lifecycle import Role
+from contracts.scaling import NANO_PER_UNIT, ScaleNote, Scaling, encode_note
+from observability.metrics import Instruments
+from scheduler.actuator import Actuator
+from scheduler.book import Request
+from scheduler.controller import RatioController
+from scheduler.crew import Boot, Crew
+from scheduler.decision_log import DecisionLog
+from scheduler.fleet.protocol import Fleet, FleetError, Price
+from scheduler.outbox import Outbox
+from scheduler.policy.arrivals import ArrivalTrend
+from scheduler.policy.headcount import (
+    Bounds,
+    Ground,
+    ScaleLimits,
+    ScalePlan,
+    ScaleSight,
+    ScaleState,
+    Start,
+)
+from scheduler.policy.queueing import Corrections, Split
+from scheduler.policy.scaling import scale
+from scheduler.policy.turns import BATCH_TIER
+from scheduler.registry import WorkerRegistry
+from scheduler.waiting import WaitingQueue
+
+log = structlog.get_logger()
+
+LOOK_S: Final = 0.5
+NOTE_HOLDS_MS: Final = 10_000
+BOOT_PRIOR_S: Final = 60.0
+"""Before any start was measured."""
+_BOOT_WEIGHT: Final = 0.3
+_LEAST_LEFT_S: Final = 1.0
+_REDIS_TIMEOUT_S: Final = 2.0
+
+ScaleMode = Literal["auto", "shadow"]
+
+
+class Autoscaler:
+    """Scales one pool during one term."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        scaling: Scaling,
+        fleet: Fleet,
+        mode: ScaleMode,
+        registry: WorkerRegistry,
+        waiting: WaitingQueue,
+        outbox: Outbox,
+        controller: RatioController,
+        actuator: Actuator,
+        decisions: DecisionLog,
+        instruments: Instruments,
+        simulated: bool = False,
+        limits: ScaleLimits | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        now_unix_ms: Callable[[], float] = lambda: time.time() * 1000,
+    ) -> None:
+        """`simulated`: the fleet's workers run the timed engine."""
+        self._redis = redis
+        self._pool = pool
+        self._scaling = scaling
+        self._fleet = fleet
+        self._mode = mode
+        self._registry = registry
+        self._waiting = waiting
+        self._outbox = outbox
+        self._controller = controller
+        self._actuator = actuator
+        self._decisions = decisions
+        self._instruments = instruments
+        self._simulated = simulated
+        self._now_s = now_s
+        self._now_unix_ms = now_unix_ms
+        self.limits = limits or ScaleLimits()
+        self.bounds = bounds_of(scaling)
+        self.crew = Crew(
+            pool, fleet=fleet, registry=registry, drain_s=controller.drain_s, now_s=now_s, now_unix_ms=now_unix_ms
+        )
+        self._trend = ArrivalTrend()
+        self._state = ScaleState(last_up_s=now_s())
+        self._busy_s = now_s()
+        self._boot_s = BOOT_PRIOR_S
+        self._price = Price(per_hour=scaling.price_nano)
+        self._blocked = ""
+        self._stir = asyncio.Event()
+        self.plan: ScalePlan | None = None
+        """The last decision of the term."""
+        self.cold: Boot | None = None
+        """How the worker started that last brought the pool to serve."""
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def desired(self) -> Split | None:
+        """The mix that the last decision asks for."""
+        return self.plan.desired if self.plan is not None else None
+
+    @property
+    def serving(self) -> bool:
+        """Whether a request could be placed now."""
+        counts = dict.fromkeys(Role, 0)
+        for worker in self._registry.workers():
+            counts[worker.role] += worker.ready
+        return bool(counts[Role.UNIFIED] or (counts[Role.PREFILL] and counts[Role.DECODE]))
+
+    @property
+    def waking(self) -> bool:
+        """Whether requests that find no worker may wait: one can be expected."""
+        return self._mode == "auto" and not self._blocked
+
+    @property
+    def cold_s(self) -> float | None:
+        """Seconds until a pool that serves nobody is expected to; None = it serves."""
+        if self.serving:
+            return None
+        ago_s = self.crew.asked_ago_s()
+        if ago_s is None:
+            return self._boot_s
+        return max(_LEAST_LEFT_S, self._boot_s - ago_s)
+
+    @property
+    def cost_per_hour(self) -> float:
+        """What the pool's workers cost, currency units per hour."""
+        spot = self._price.spot_per_hour
+        nano = sum(
+            spot if instance.spec.spot and spot is not None else self._price.per_hour
+            for instance in self.crew.instances
+        )
+        return nano / NANO_PER_UNIT
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> None:
+        """Count a request that arrives for the first time. Batch lines wait for room instead of asking for it."""
+        self._busy_s = self._now_s()
+        if request.tier != BATCH_TIER:
+            self._trend.observe(self._busy_s)
+        if not self.serving:
+            self._stir.set()
+
+    async def run(self) -> None:
+        """Scale until cancelled."""
+        await self._recall_boot()
+        next_s = self._now_s()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._stir.wait()
+            stirred = self._stir.is_set()
+            self._stir.clear()
+            due = stirred or self._now_s() >= next_s
+            try:
+                await self._look(decide=due)
+            except FleetError as error:
+                self._blocked = str(error)
+                log.warning("fleet_failed", pool=self._pool, error=str(error))
+            except Exception:  # requests are served without it, too
+                log.exception("scaling_failed", pool=self._pool)
+            if due:
+                next_s = self._now_s() + self.limits.period_s
+            self._tell()
+            if stirred:
+                await asyncio.sleep(LOOK_S / 5)  # a crowd of arrivals asks once
+
+    async def _look(self, *, decide: bool) -> None:
+        if decide or self.crew.restless:
+            await self.crew.read()
+        for boot in self.crew.look():
+            await self._booted(boot)
+        await self.crew.see_off()
+        if decide or (self._waiting and not self.serving):
+            await self._decide()
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        now_s, before = self._now_s(), self._state
+        ground = await self._ground()
+        sight = self._sight(now_s, ground)
+        if sight.num_waiting or sight.num_running:
+            self._busy_s = now_s
+        state, plan = scale(before, sight, self.bounds, self._controller.fleet(), self.limits, now_s)
+        acts = bool(plan.steps) and self._mode == "auto"
+        self._state = state if acts or not plan.steps else _not_done(state, before)
+        self._instruments.scale_ticks.add(1, {"pool": self._pool, "mode": self._mode, "reason": plan.why.value})
+        self._decisions.scaled(plan, self._mode, changed=self.plan is None or plan.why is not self.plan.why)
+        self.plan = plan
+        self._blocked = self._what_blocks(plan)
+        if plan.steps:
+            log.info(
+                "scaling",
+                pool=self._pool,
+                mode=self._mode,
+                why=plan.why.value,
+                split=str(plan.split),
+                desired=str(plan.desired),
+                steps=len(plan.steps),
+                rate_rps=plan.rate_rps,
+                ahead_rps=plan.ahead_rps,
+            )
+        if acts:
+            await self._act(plan)
+
+    async def _act(self, plan: ScalePlan) -> None:
+        for step in plan.steps:
+            if isinstance(step, Start):
+                worker_id = await self.crew.start(step.role, zone=step.zone, spot=step.spot)
+            else:
+                worker_id = step.worker_id
+                self.crew.let_go(worker_id)
+            what = "start" if isinstance(step, Start) else "stop"
+            labels = {"pool": self._pool, "step": what, "role": step.role.value, "reason": step.why.value}
+            self._instruments.scale_steps.add(1, labels)
+            log.info("scale_step", pool=self._pool, step=what, worker_id=worker_id, role=step.role, why=step.why.value)
+
+    async def _ground(self) -> Ground:
+        """Return what the fleet offers: never more than the operator allows, those that do not stay up included."""
+        capacity = await self._fleet.capacity(self._pool)
+        price = await self._fleet.price(self._pool)
+        if price.per_hour or price.spot_per_hour is not None:
+            self._price = price
+        left = max(0, self.bounds.max_workers - len(self.crew.instances))
+        if self.crew.failed and not self.serving:
+            left = 0  # another one would fail like them
+        return Ground(
+            free={zone: min(number, left) for zone, number in capacity.free.items()},
+            free_spot={zone: min(number, left) for zone, number in capacity.free_spot.items()},
+            per_hour=self._price.per_hour,
+            spot_per_hour=self._price.spot_per_hour,
+        )
+
+    def _sight(self, now_s: float, ground: Ground) -> ScaleSight:
+        move, state = self._actuator.moving, self._controller.state
+        moving: Mapping[str, Role] = {move.worker_id: move.to_role} if move is not None else {}
+        return ScaleSight(
+            members=self.crew.members(moving),
+            ground=ground,
+            demand=self._controller.measured(),
+            rate=self._trend.forecast(now_s, ahead_s=self._boot_s + self.limits.fresh_s),
+            corrections=Corrections(
+                prefill=state.prefill_gain,
+                decode=state.decode_gain,
+                backlog_rps=self._waiting.num_in_time / self.limits.clear_s,
+            ),
+            num_waiting=len(self._waiting),
+            num_running=sum(worker.num_requests for worker in self._registry.workers()),
+            quiet_s=now_s - self._busy_s,
+            boot_s=self._boot_s,
+            flipping=self._actuator.busy,
+        )
+
+    def _what_blocks(self, plan: ScalePlan) -> str:
+        """Return why nobody can be expected, where nobody serves and nobody is on the way."""
+        if self.serving or (not self.crew.failed and self.crew.asked_ago_s() is not None):
+            return ""
+        if self.crew.failed:
+            return f"its workers do not stay up: {self.crew.failed[0].message}"
+        if plan.steps or not self._waiting:
+            return ""
+        return f"no worker can be had: {plan.why.value}"
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    async def _booted(self, boot: Boot) -> None:
+        for phase, ms in boot.parts_ms.items():
+            self._instruments.cold_start(ms, pool=self._pool, phase=phase)
+        ready = [w.worker_id for w in self._registry.workers() if w.ready]
+        if ready == [boot.worker_id]:
+            self.cold = boot
+        first = self._boot_s == BOOT_PRIOR_S
+        self._boot_s = boot.whole_s if first else self._boot_s + _BOOT_WEIGHT * (boot.whole_s - self._boot_s)
+        parts = {f"{phase}_s": round(ms / 1000, 2) for phase, ms in boot.parts_ms.items()}
+        log.info("worker_booted", pool=self._pool, worker_id=boot.worker_id, **parts)
+        with contextlib.suppress(RedisError, TimeoutError):
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                await self._redis.set(keys.boot(self._pool), f"{self._boot_s:.3f}")
+
+    async def _recall_boot(self) -> None:
+        """Begin with what former terms measured."""
+        with contextlib.suppress(RedisError, TimeoutError, ValueError):
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                raw: Any = await self._redis.get(keys.boot(self._pool))
+            self._boot_s = float(raw) if raw else BOOT_PRIOR_S
+
+    def _tell(self) -> None:
+        desired = self.desired or Split()
+        note = ScaleNote(
+            at_unix_ms=int(self._now_unix_ms()),
+            mode=self._mode,
+            prefill=desired.prefill,
+            decode=desired.decode,
+            unified=desired.unified,
+            why=self.plan.why.value if self.plan is not None else "",
+            cold_s=self.cold_s,
+            blocked=self._blocked,
+            simulated=self._simulated,
+        )
+        self._outbox.write(("SET", keys.scaling(self._pool), encode_note(note), "PX", NOTE_HOLDS_MS))
+
+
+def bounds_of(scaling: Scaling) -> Bounds:
+    """Return the policy's form of what the catalogue says."""
+    return Bounds(
+        max_workers=scaling.max_workers,
+        to_zero=scaling.to_zero,
+        idle_s=scaling.idle_s,
+        floor=Split(prefill=scaling.min_prefill, decode=scaling.min_decode, unified=scaling.min_unified),
+        budget_per_hour=scaling.budget_nano,
+        spot_share=scaling.spot_share,
+    )
+
+
+def _not_done(after: ScaleState, before: ScaleState) -> ScaleState:
+    """Return the state of a tick whose steps nobody took."""
+    return msgspec.structs.replace(after, last_up_s=before.last_up_s, last_down_s=before.last_down_s)

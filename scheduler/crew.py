@@ -1,0 +1,255 @@
+"""The workers that a fleet keeps for one pool, beside the registry's view of who serves.
+
+* On the way: asked for, not serving yet. When one serves, the parts of its start are measured: place (asked for ->
+  its process runs), load (-> it registers), warm (-> requests may be placed).
+* Leaving: drained over its Control stream, and stopped once it is empty or the drain has lasted too long. Until it is
+  stopped it can be called back, which is faster than a start.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from contracts.lifecycle import Role
+from contracts.v1 import worker_pb2 as pb
+from scheduler.fleet.protocol import Fleet, Instance, InstanceState, WorkerSpec
+from scheduler.policy.headcount import Member
+from scheduler.registry import WorkerRegistry
+from scheduler.worker import Standing, Worker
+
+log = structlog.get_logger()
+
+DRAIN_CAP_S: Final = 60.0
+STOP_GRACE_S: Final = 15.0
+_LEAST_DRAIN_S: Final = 0.5
+"""What was submitted just before may still be on its way to the worker."""
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker started, Unix ms."""
+
+    worker_id: str
+    asked_unix_ms: float
+    running_unix_ms: float
+    registered_unix_ms: float
+    ready_unix_ms: float
+
+    @property
+    def parts_ms(self) -> Mapping[str, float]:
+        """Its parts: place, load, warm."""
+        return {
+            "place": max(0.0, self.running_unix_ms - self.asked_unix_ms),
+            "load": max(0.0, self.registered_unix_ms - self.running_unix_ms),
+            "warm": max(0.0, self.ready_unix_ms - self.registered_unix_ms),
+        }
+
+    @property
+    def whole_s(self) -> float:
+        """From the asking until it serves."""
+        return max(0.0, self.ready_unix_ms - self.asked_unix_ms) / 1000
+
+
+class Crew:
+    """One pool's workers of a fleet, during one term."""
+
+    def __init__(
+        self,
+        pool: str,
+        *,
+        fleet: Fleet,
+        registry: WorkerRegistry,
+        drain_s: Callable[[Worker], float],
+        now_s: Callable[[], float] = time.monotonic,
+        now_unix_ms: Callable[[], float] = lambda: time.time() * 1000,
+    ) -> None:
+        self._pool = pool
+        self._fleet = fleet
+        self._registry = registry
+        self._drain_s = drain_s
+        self._now_s = now_s
+        self._now_unix_ms = now_unix_ms
+        self._instances: dict[str, Instance] = {}
+        self._registered_ms: dict[str, float] = {}
+        self._booting: set[str] = set()
+        self._leaving: dict[str, tuple[float, float]] = {}  # when asked, until when
+        self._stopped: set[str] = set()
+        self._first_look = True
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Ask the fleet who is there. Raises FleetError."""
+        found = {instance.spec.worker_id: instance for instance in await self._fleet.list(self._pool)}
+        if self._first_look:
+            self._first_look = False
+            serving = {worker.worker_id for worker in self._registry.workers()}
+            self._booting |= found.keys() - serving
+        self._instances = found
+        self._stopped &= found.keys()
+        for gone in self._leaving.keys() - found.keys():
+            del self._leaving[gone]
+        self._booting &= found.keys()
+
+    @property
+    def instances(self) -> Collection[Instance]:
+        """Everybody that the fleet has."""
+        return self._instances.values()
+
+    @property
+    def failed(self) -> Sequence[Instance]:
+        """Those that do not stay up."""
+        return [i for i in self._instances.values() if i.state is InstanceState.FAILED]
+
+    @property
+    def loading(self) -> bool:
+        """Whether a process runs that does not serve yet: roles are left alone until it does."""
+        return any(
+            self._instances[worker_id].state is InstanceState.RUNNING
+            for worker_id in self._booting
+            if worker_id in self._instances
+        )
+
+    @property
+    def restless(self) -> bool:
+        """Whether somebody comes or goes."""
+        return bool(self._booting or self._leaving or self._stopped)
+
+    def asked_ago_s(self) -> float | None:
+        """Return for how long the worker that was asked for first has been on its way; None = nobody is."""
+        asked = [self._instances[i].asked_unix_ms for i in self._booting if i in self._instances]
+        return (self._now_unix_ms() - min(asked)) / 1000 if asked else None
+
+    def members(self, moving: Mapping[str, Role]) -> Sequence[Member]:
+        """Return who serves or will, for the policy. `moving`: roles that workers are about to have."""
+        found: list[Member] = []
+        known = set()
+        for worker in self._registry.workers():
+            known.add(worker.worker_id)
+            instance = self._instances.get(worker.worker_id)
+            gone = not worker.leased or worker.standing is Standing.DEAD
+            if worker.worker_id in self._leaving or (gone and instance is None):
+                continue
+            if instance is not None and instance.state in (InstanceState.STOPPING, InstanceState.FAILED):
+                continue
+            found.append(
+                Member(
+                    worker_id=worker.worker_id,
+                    role=moving.get(worker.worker_id, worker.role),
+                    ready=worker.ready or worker.worker_id in moving,
+                    ours=instance is not None,
+                    zone=worker.registration.zone,
+                    spot=instance is not None and instance.spec.spot,
+                    drain_s=self._drain_s(worker),
+                    reclaimed=instance is not None and instance.reclaimed_unix_ms is not None,
+                )
+            )
+        for worker_id, instance in self._instances.items():
+            on_the_way = instance.state in (InstanceState.PLACING, InstanceState.RUNNING)
+            if worker_id not in known and on_the_way and worker_id not in self._leaving:
+                found.append(
+                    Member(
+                        worker_id=worker_id,
+                        role=instance.spec.role,
+                        ready=False,
+                        zone=instance.zone,
+                        spot=instance.spec.spot,
+                        reclaimed=instance.reclaimed_unix_ms is not None,
+                    )
+                )
+        return found
+
+    def look(self) -> Iterable[Boot]:
+        """Return the starts that have come to their end since the last look."""
+        now_ms, ended = self._now_unix_ms(), []
+        workers = {worker.worker_id: worker for worker in self._registry.workers() if worker.leased}
+        for worker_id in list(self._booting):
+            worker, instance = workers.get(worker_id), self._instances.get(worker_id)
+            if worker is None:
+                self._registered_ms.pop(worker_id, None)
+                continue
+            registered_ms = self._registered_ms.setdefault(worker_id, now_ms)
+            if not worker.ready:
+                continue
+            self._booting.discard(worker_id)
+            del self._registered_ms[worker_id]
+            if instance is not None and instance.running_unix_ms is not None and instance.restarts == 0:
+                ended.append(
+                    Boot(
+                        worker_id=worker_id,
+                        asked_unix_ms=instance.asked_unix_ms,
+                        running_unix_ms=instance.running_unix_ms,
+                        registered_unix_ms=max(registered_ms, instance.running_unix_ms),
+                        ready_unix_ms=now_ms,
+                    )
+                )
+        return ended
+
+    # -- coming ------------------------------------------------------------------------------------
+
+    async def start(self, role: Role, *, zone: str, spot: bool) -> str:
+        """Ask for one more worker, or call one back that is about to leave; return its id. Raises FleetError."""
+        for worker_id in self._leaving:
+            worker = self._worker(worker_id)
+            if worker_id not in self._stopped and worker is not None and worker.role is role:
+                self._call_back(worker)
+                return worker_id
+        worker_id = self._free_id(role)
+        spec = WorkerSpec(worker_id=worker_id, pool=self._pool, role=role, zone=zone, spot=spot)
+        self._instances[worker_id] = await self._fleet.start(spec)
+        self._booting.add(worker_id)
+        return worker_id
+
+    def _free_id(self, role: Role) -> str:
+        taken = {worker.worker_id for worker in self._registry.workers()} | self._instances.keys()
+        number = 1
+        while (worker_id := f"{self._pool}-auto-{role}-{number}") in taken:
+            number += 1
+        return worker_id
+
+    def _call_back(self, worker: Worker) -> None:
+        del self._leaving[worker.worker_id]
+        worker.leaving = worker.departing = False
+        worker.touch()
+        self._tell(worker, drain=False)
+
+    # -- going -------------------------------------------------------------------------------------
+
+    def let_go(self, worker_id: str) -> None:
+        """Drain a worker; it is stopped by `see_off`."""
+        now_s = self._now_s()
+        self._leaving[worker_id] = (now_s, now_s + DRAIN_CAP_S)
+        worker = self._worker(worker_id)
+        if worker is not None:
+            self._tell(worker, drain=True)
+
+    async def see_off(self) -> None:
+        """Stop those who have drained, or should have. Raises FleetError."""
+        now_s = self._now_s()
+        for worker_id, (asked_s, until_s) in list(self._leaving.items()):
+            if worker_id in self._stopped:
+                continue
+            worker = self._worker(worker_id)
+            if worker is not None:
+                worker.leaving = worker.departing = True  # also of a life that began meanwhile
+                worker.touch()
+                empty = worker.num_requests == 0 and now_s - asked_s >= _LEAST_DRAIN_S
+                if not empty and now_s < until_s:
+                    continue
+            await self._fleet.stop(worker_id, grace_s=STOP_GRACE_S)
+            self._stopped.add(worker_id)
+
+    def _worker(self, worker_id: str) -> Worker | None:
+        for worker in self._registry.workers():
+            if worker.worker_id == worker_id and worker.standing is Standing.UP:
+                return worker
+        return None
+
+    def _tell(self, worker: Worker, *, drain: bool) -> None:
+        if drain:
+            worker.leaving = worker.departing = True
+            worker.touch()
+        command = pb.Drain(on=drain, leader_epoch=self._registry.leader_epoch)
+        self._registry.send(worker, pb.ControlCommand(drain=command))
