@@ -16,12 +16,13 @@ import argparse
 import json
 import math
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -229,8 +230,25 @@ def _needed(table: list[float], rate_rps: float) -> int:
 # -- running ---------------------------------------------------------------------------------------------------
 
 
-def run_kind(name: str) -> tuple[str, list[float], dict[str, Any]]:
+T = TypeVar("T")
+
+
+def _kept(file: Path, kind: type[T], make: Callable[[], T]) -> T:
+    """Return what a part's file holds, or make it and keep it there."""
+    if file.exists():
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    made = make()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.encode(made))
+    return made
+
+
+def run_kind(name: str, parts: Path) -> tuple[str, list[float], dict[str, Any]]:
     """Return a kind's table for the oracle and what happens under steady load."""
+    return _kept(parts / f"kind-{name}.json", tuple[str, list[float], dict[str, Any]], lambda: _of_kind(name))
+
+
+def _of_kind(name: str) -> tuple[str, list[float], dict[str, Any]]:
     kind = KINDS[name]
     top = max(m.rate_rps(i / 1000) for m in MODELS if m.kind == name for i in range(1000))
     table = capacities(kind, top)
@@ -247,10 +265,14 @@ def run_kind(name: str) -> tuple[str, list[float], dict[str, Any]]:
     return name, [round(rate, 3) for rate in table], steady
 
 
-def run_day(name: str, day_s: float, seed: int) -> tuple[str, Course]:
+def run_day(name: str, day_s: float, seed: int, parts: Path) -> tuple[str, Course]:
     """Play one model's day."""
     model = next(m for m in MODELS if m.name == name)
-    return name, autoscaled(KINDS[model.kind], day(model, day_s, seed), Split(prefill=2, decode=2), ScaleLimits())
+    file = parts / f"day-{name}-{day_s:.0f}-{seed}.json"
+    first = Split(prefill=2, decode=2)
+    return name, _kept(
+        file, Course, lambda: autoscaled(KINDS[model.kind], day(model, day_s, seed), first, ScaleLimits())
+    )
 
 
 def main() -> None:
@@ -260,11 +282,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", action="store_true", help="print every event")
+    parser.add_argument("--parts", type=Path, help="folder of parts that are done: what is there is not run again")
     asked = parser.parse_args()
     began_s, day_s = time.monotonic(), asked.day_hours * 3600
-    with ProcessPoolExecutor(asked.jobs) as pool:
-        days = [pool.submit(run_day, model.name, day_s, asked.seed) for model in MODELS]
-        kinds = [pool.submit(run_kind, name) for name in KINDS]
+    with tempfile.TemporaryDirectory() as own, ProcessPoolExecutor(asked.jobs) as pool:
+        parts = asked.parts or Path(own)
+        days = [pool.submit(run_day, model.name, day_s, asked.seed, parts) for model in MODELS]
+        kinds = [pool.submit(run_kind, name, parts) for name in KINDS]
         courses = dict(future.result() for future in days)
         tables = {name: (table, steady) for name, table, steady in (future.result() for future in kinds)}
     rows = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from contracts.scaling import Scaling
 from pdgate.layout import Layout
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import duration
@@ -19,6 +20,7 @@ def greeting(
     key: str | None,
     sign_in: str,
     after_s: float,
+    scaling: Scaling | None = None,
     prometheus: tuple[Path, int],
 ) -> Sequence[str]:
     """Return the lines, the last of them a `curl` that works when pasted.
@@ -30,6 +32,7 @@ def greeting(
         key: the demo key in plain text, None without the demo.
         sign_in: token of the operator's one-time link.
         after_s: seconds since the start.
+        scaling: of its pool, if that scales.
         prometheus: its configuration for this stack, and how many processes it scrapes.
     """
     counts = ", ".join(
@@ -37,6 +40,8 @@ def greeting(
         for role, count in (("prefill", options.prefill), ("decode", options.decode), ("unified", options.unified))
         if count
     )
+    if scaling is not None:
+        counts = f"workers by demand, {'none' if scaling.to_zero else 'the floors'} to {scaling.max_workers}"
     engine = "SGLang on CPU" if options.engine is EngineKind.SGLANG else "timed engine: SIMULATED TEXT"
     question = {
         "model": model,

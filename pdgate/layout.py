@@ -66,6 +66,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """KV pages that engines share under hand-off store; bounded and swept by the workers."""
         return self.data / "kv-store"
 
+    @property
+    def fleet_socket(self) -> Path:
+        """Where the scheduler asks the stack for workers; in a folder of its own, which is closed to others."""
+        return self.data / "fleet" / "socket"
+
     def journal(self, process: str) -> Path:
         """Return the folder for the journal of one process."""
         return self.data / "journals" / process

@@ -9,12 +9,14 @@ import msgspec
 
 from contracts.catalog import Catalog, Model
 from contracts.lifecycle import HandOff, Role, StoreKind
+from contracts.scaling import Scaling
 from pdgate.children import ChildSpec
 from pdgate.engine import engine_python
 from pdgate.layout import Layout
 from pdgate.mooncake import master_command
 from pdgate.scraping import Scraping
 from pdgate.supervisor import STAGE_BEHIND, STAGE_GATEWAY
+from scheduler.fleet.launch import WORKER_ID_MARK, Launch
 
 
 class EngineKind(StrEnum):
@@ -64,8 +66,24 @@ class Roster:
         peer_token: str = "",
         store_ports: tuple[int, int] = (0, 0),
         scraping: Scraping,
+        fleet_socket: Path | None = None,
     ) -> None:
-        """`store_ports`: of Mooncake's master, for calls and for metrics; used by pools that store there."""
+        """Take what all processes share.
+
+        Args:
+            options: what was asked for.
+            layout: where files are.
+            catalog_file: models.toml.
+            redis_url: of the stack's Valkey.
+            database_url: of the stack's PostgreSQL.
+            inherited: environment of every process.
+            admin_token: that billing's admin service asks for.
+            peer_token: that processes show each other.
+            store_ports: of Mooncake's master, for calls and for metrics; used by pools that store there.
+            scraping: gives ports for metrics.
+            fleet_socket: where the scheduler asks for workers of pools that scale; None = there are none.
+        """
+        self._fleet_socket = fleet_socket
         self._scraping = scraping
         self._options = options
         self._layout = layout
@@ -98,6 +116,7 @@ class Roster:
                     "REDIS_URL": self._redis_url,
                     "PEER_TOKEN": self._peer_token,
                     "DECISION_LOG": self._inherited.get("SCHEDULER_DECISION_LOG", str(self._layout.decisions)),
+                    **self._fleet(),
                     **self._metrics("scheduler"),
                     **timers,
                 },
@@ -129,6 +148,12 @@ class Roster:
             ),
         ]
 
+    def _fleet(self) -> Mapping[str, str]:
+        if self._fleet_socket is None:
+            return {}
+        simulated = "true" if self._options.engine is EngineKind.TIMED else "false"
+        return {"FLEET": "local", "FLEET_ADDRESS": str(self._fleet_socket), "FLEET_SIMULATED": simulated}
+
     def _metrics(self, package: str) -> Mapping[str, str]:
         """Return where a service serves its metrics: as the environment says, else on a port of its own."""
         job, given = f"pdgate-{package}", self._inherited.get(f"{package.upper()}_METRICS_LISTEN")
@@ -151,7 +176,7 @@ class Roster:
     def workers(
         self, catalog: Catalog, model_folders: Mapping[str, Path], extra_env: Mapping[str, str]
     ) -> Sequence[ChildSpec]:
-        """Return all workers, and Mooncake's master where a pool stores its KV pages there.
+        """Return the workers of pools that do not scale, and Mooncake's master where a pool stores its KV pages there.
 
         Args:
             catalog: names the pools.
@@ -159,34 +184,64 @@ class Roster:
             extra_env: what the engine needs, library paths for instance.
         """
         real = self._options.engine is EngineKind.SGLANG
-        python = str(engine_python(self._layout.engine)) if real else sys.executable
         specs = []
         if real and any(_in_mooncake(model) for model in catalog.models.values()):
             port, metrics_port = self._store_ports
-            argv = master_command(Path(python), port=port, metrics_port=metrics_port)
+            argv = master_command(Path(self._python_of_workers), port=port, metrics_port=metrics_port)
             env = {**self._inherited, **extra_env}
             specs.append(ChildSpec(name="mooncake-master", argv=argv, env=env, stage=STAGE_BEHIND))
         for pool in catalog.pools:
+            if catalog.scaling_of(pool) is not None:
+                continue
             model = next(m for name, m in catalog.models.items() if catalog.pool_of(name) == pool)
+            shared = {**extra_env, **self._shared(pool, model, model_folders)}
             for role, number in self._options.workers:
                 name = f"{role}-{number}" if len(catalog.pools) == 1 else f"{pool}-{role}-{number}"
                 settings = {
                     "WORKER_ID": name,
-                    "WORKER_POOL": pool,
                     "WORKER_ROLE": role.value,
-                    "WORKER_ENGINE": self._options.engine.value,
-                    "WORKER_LISTEN": "127.0.0.1:0",
-                    "WORKER_PEER_TOKEN": self._peer_token,
-                    "WORKER_REDIS_URL": self._redis_url,
-                    "WORKER_CATALOG": self._catalog_file,
-                    "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),
-                    **self._hand_off(model),
                     "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
                     "WORKER_METRICS_LISTEN": self._scraping.listen(name, "pdgate-worker"),
                 }
-                env = {**self._inherited, **extra_env, **settings}
-                specs.append(ChildSpec(name=name, argv=(python, "-m", "workers"), env=env, stage=STAGE_BEHIND))
+                env = {**self._inherited, **shared, **settings}
+                specs.append(ChildSpec(name=name, argv=self._worker_argv, env=env, stage=STAGE_BEHIND))
         return specs
+
+    def launches(
+        self, catalog: Catalog, model_folders: Mapping[str, Path], extra_env: Mapping[str, str]
+    ) -> Mapping[str, Launch]:
+        """Return how workers of pools that scale are started. Arguments as of `workers`."""
+        found = {}
+        for pool in catalog.pools:
+            scaling = catalog.scaling_of(pool)
+            if scaling is not None:
+                model = next(m for name, m in catalog.models.items() if catalog.pool_of(name) == pool)
+                own = {"WORKER_JOURNAL_DIR": str(self._layout.journal(WORKER_ID_MARK))}
+                env = {**self._inherited, **extra_env, **self._shared(pool, model, model_folders), **own}
+                found[pool] = _launch(self._worker_argv, env, scaling)
+        return found
+
+    @property
+    def _python_of_workers(self) -> str:
+        real = self._options.engine is EngineKind.SGLANG
+        return str(engine_python(self._layout.engine)) if real else sys.executable
+
+    @property
+    def _worker_argv(self) -> tuple[str, ...]:
+        return (self._python_of_workers, "-m", "workers")
+
+    def _shared(self, pool: str, model: Model, model_folders: Mapping[str, Path]) -> Mapping[str, str]:
+        """Return the settings that all workers of a pool have."""
+        return {
+            "WORKER_POOL": pool,
+            "WORKER_ENGINE": self._options.engine.value,
+            "WORKER_LISTEN": "127.0.0.1:0",
+            "WORKER_PEER_TOKEN": self._peer_token,
+            "WORKER_REDIS_URL": self._redis_url,
+            "WORKER_CATALOG": self._catalog_file,
+            "WORKER_MODEL_PATH": str(model_folders[model.tokenizer]),
+            **self._hand_off(model),
+        }
 
     def _hand_off(self, model: Model) -> Mapping[str, str]:
         settings = {"WORKER_HAND_OFF": model.hand_off.value}
@@ -197,6 +252,16 @@ class Roster:
                 "WORKER_STORE_MASTER": f"127.0.0.1:{self._store_ports[0]}",
             }
         return settings
+
+
+def _launch(argv: tuple[str, ...], env: Mapping[str, str], scaling: Scaling) -> Launch:
+    return Launch(
+        argv=argv,
+        env=env,
+        max_workers=scaling.max_workers,
+        zones=scaling.zones or ("",),
+        per_hour=scaling.price_nano,
+    )
 
 
 def _in_mooncake(model: Model) -> bool:

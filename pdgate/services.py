@@ -110,7 +110,7 @@ def start_valkey(folder: Path, *, start: Spawn = spawn) -> Service:
     A process crash loses nothing acknowledged; a power cut up to one second (`appendfsync everysec`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = _short_socket(folder / "valkey.sock")
+    path = short_socket(folder / "valkey.sock")
     if path.exists() and not _answers_ping(path):
         path.unlink()  # left by a killed server; one that answers is caught below
     elif path.exists():
@@ -176,7 +176,7 @@ def start_postgres(folder: Path, *, durable: bool = True, start: Spawn = spawn) 
         shutil.chown(log, user)
     if not (data / "PG_VERSION").exists():
         _initdb(binaries, data, user, durable=durable)
-    sockets = _short_socket(home / ".s.PGSQL.5432").parent
+    sockets = short_socket(home / ".s.PGSQL.5432").parent
     if user is not None and sockets == home:
         sockets = data  # `nobody` may write there, and only there
     settings = {
@@ -306,7 +306,7 @@ def _reachable(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (resolved, *resolved.parents))
 
 
-def _short_socket(path: Path) -> Path:
+def short_socket(path: Path) -> Path:
     """Return `path`, or a short stand-in under the temporary folder when a socket could not bind it."""
     if len(str(path).encode()) <= _SUN_PATH_MAX:
         return path

@@ -32,6 +32,7 @@ from pdgate.commands import Commands
 from pdgate.demo_week import new_state, read_state, write_state
 from pdgate.engine import engine_ready, ensure_engine
 from pdgate.envfile import ADMIN_TOKEN, PEER_TOKEN, read_env, write_env
+from pdgate.fleet_host import FleetHost
 from pdgate.greeting import greeting
 from pdgate.layout import Layout, checkout
 from pdgate.libibverbs import ensure_libibverbs
@@ -42,7 +43,7 @@ from pdgate.roster import EngineKind, Options, Roster
 from pdgate.scraping import Scraping
 from pdgate.screen import Progress, Screen, duration
 from pdgate.servers import Servers
-from pdgate.services import ServiceError
+from pdgate.services import ServiceError, short_socket
 from pdgate.supervisor import Supervisor
 from pdgate.tenancy import FirstKeys, prepare_tenants
 
@@ -92,6 +93,8 @@ class _Stack:
         self._started = time.monotonic()
         self._stop = asyncio.Event()
         self._failure: Exception | None = None
+        self._scales = any(catalog.scaling_of(pool) is not None for pool in catalog.pools)
+        self._fleet_socket = short_socket(layout.fleet_socket)
 
     async def run(self, lock: IO[str]) -> int:
         """Bring everything up, wait for a signal, take everything down."""
@@ -101,16 +104,17 @@ class _Stack:
         try:
             async with asyncio.TaskGroup() as tasks:
                 supervisor = Supervisor(tasks, children, self._screen.say)
-                with self._signals(supervisor):
+                host = FleetHost(tasks, children, self._fleet_socket)
+                with self._signals(supervisor, host):
                     work = [
-                        tasks.create_task(self._guarded(servers, supervisor, reaper)),
+                        tasks.create_task(self._guarded(servers, supervisor, reaper, host)),
                         tasks.create_task(self._watch(servers, reaper)),
                     ]
                     await self._stop.wait()
                     self._screen.clear()
                     for task in work:
                         task.cancel()
-                    await supervisor.stop()
+                    await host.close(supervisor.stop)
         finally:
             servers.stop()
             reaper.close()
@@ -121,13 +125,14 @@ class _Stack:
         return 0
 
     @contextlib.contextmanager
-    def _signals(self, supervisor: Supervisor) -> Iterator[None]:
+    def _signals(self, supervisor: Supervisor, host: FleetHost) -> Iterator[None]:
         """Stop on the first signal, kill on the second."""
         loop = asyncio.get_running_loop()
 
         def asked() -> None:
             if self._stop.is_set():
                 supervisor.kill()
+                host.kill()
             else:
                 self._screen.say("Stopping …")
                 self._stop.set()
@@ -141,10 +146,10 @@ class _Stack:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    async def _guarded(self, servers: Servers, supervisor: Supervisor, reaper: Reaper) -> None:
+    async def _guarded(self, servers: Servers, supervisor: Supervisor, reaper: Reaper, host: FleetHost) -> None:
         """Bring up; a failure stops the stack in good order instead of tearing it."""
         try:
-            await self._bring_up(servers, supervisor, reaper)
+            await self._bring_up(servers, supervisor, reaper, host)
         except* (CannotStart, ServiceError) as group:
             self._failure = next(_leaves(group))
             self._stop.set()
@@ -156,7 +161,7 @@ class _Stack:
                 await asyncio.sleep(1.0)
                 reaper.revive()
 
-    async def _bring_up(self, servers: Servers, supervisor: Supervisor, reaper: Reaper) -> None:
+    async def _bring_up(self, servers: Servers, supervisor: Supervisor, reaper: Reaper, host: FleetHost) -> None:
         await servers.start()
         try:
             await servers.call(lambda: upgrade(servers.database_url))
@@ -186,6 +191,7 @@ class _Stack:
             peer_token=tokens[PEER_TOKEN],
             store_ports=free_ports(),
             scraping=scraping,
+            fleet_socket=self._fleet_socket if self._scales else None,
         )
         tokenizers = {model.tokenizer for model in self._catalog.models.values()}
         if self._options.engine is EngineKind.TIMED:
@@ -200,14 +206,17 @@ class _Stack:
             folders, extra_env = preparing.result()
             for spec in roster.workers(self._catalog, folders, extra_env):
                 supervisor.keep(spec)
-            scraping.write(checkout() / "observability" / "rules")
+            rules = checkout() / "observability" / "rules"
+            await host.open(roster.launches(self._catalog, folders, extra_env), scraping, rules)
+            scraping.write(rules)
             await self._until_ready(gateway)
         if self._stop.is_set():
             return
         lines = greeting(
             self._options,
             self._layout,
-            model=next(iter(self._catalog.models)),
+            model=(model := next(iter(self._catalog.models))),
+            scaling=self._catalog.scaling_of(self._catalog.pool_of(model)),
             key=keys.demo,
             sign_in=keys.sign_in,
             after_s=time.monotonic() - self._started,

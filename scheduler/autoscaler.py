@@ -50,6 +50,8 @@ from scheduler.waiting import WaitingQueue
 log = structlog.get_logger()
 
 LOOK_S: Final = 0.5
+CLOSE_LOOK_S: Final = 0.1
+"""While somebody comes: their start is measured by it."""
 NOTE_HOLDS_MS: Final = 10_000
 BOOT_PRIOR_S: Final = 60.0
 """Before any start was measured."""
@@ -169,34 +171,38 @@ class Autoscaler:
     async def run(self) -> None:
         """Scale until cancelled."""
         await self._recall_boot()
-        next_s = self._now_s()
+        next_s = read_s = self._now_s()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(CLOSE_LOOK_S if self.crew.booting else LOOK_S):
                     await self._stir.wait()
             stirred = self._stir.is_set()
             self._stir.clear()
-            due = stirred or self._now_s() >= next_s
+            now_s = self._now_s()
+            due, read = stirred or now_s >= next_s, now_s >= read_s
+            read_s = now_s + LOOK_S if read else read_s
             try:
-                await self._look(decide=due)
+                await self._look(decide=due, read=read)
             except FleetError as error:
+                if self._blocked != str(error):  # once per outage
+                    log.warning("fleet_failed", pool=self._pool, error=str(error))
                 self._blocked = str(error)
-                log.warning("fleet_failed", pool=self._pool, error=str(error))
             except Exception:  # requests are served without it, too
                 log.exception("scaling_failed", pool=self._pool)
             if due:
                 next_s = self._now_s() + self.limits.period_s
-            self._tell()
+            if due or read:
+                self._tell()
             if stirred:
-                await asyncio.sleep(LOOK_S / 5)  # a crowd of arrivals asks once
+                await asyncio.sleep(CLOSE_LOOK_S)  # a crowd of arrivals asks once
 
-    async def _look(self, *, decide: bool) -> None:
-        if decide or self.crew.restless:
+    async def _look(self, *, decide: bool, read: bool) -> None:
+        if decide or (read and self.crew.restless):
             await self.crew.read()
         for boot in self.crew.look():
             await self._booted(boot)
         await self.crew.see_off()
-        if decide or (self._waiting and not self.serving):
+        if decide:
             await self._decide()
 
     # -- deciding ----------------------------------------------------------------------------------
@@ -247,11 +253,12 @@ class Autoscaler:
         price = await self._fleet.price(self._pool)
         if price.per_hour or price.spot_per_hour is not None:
             self._price = price
-        left = max(0, self.bounds.max_workers - len(self.crew.instances))
+        back = self.crew.recallable
+        left = max(0, self.bounds.max_workers - len(self.crew.instances) + sum(back.values()))
         if self.crew.failed and not self.serving:
             left = 0  # another one would fail like them
         return Ground(
-            free={zone: min(number, left) for zone, number in capacity.free.items()},
+            free={zone: min(number + back.get(zone, 0), left) for zone, number in capacity.free.items()},
             free_spot={zone: min(number, left) for zone, number in capacity.free_spot.items()},
             per_hour=self._price.per_hour,
             spot_per_hour=self._price.spot_per_hour,
@@ -279,7 +286,7 @@ class Autoscaler:
 
     def _what_blocks(self, plan: ScalePlan) -> str:
         """Return why nobody can be expected, where nobody serves and nobody is on the way."""
-        if self.serving or (not self.crew.failed and self.crew.asked_ago_s() is not None):
+        if self.serving or (not self.crew.failed and self.crew.restless):
             return ""
         if self.crew.failed:
             return f"its workers do not stay up: {self.crew.failed[0].message}"

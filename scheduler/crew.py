@@ -7,6 +7,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 
 DRAIN_CAP_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
-_LEAST_DRAIN_S: Final = 0.5
+LEAST_DRAIN_S: Final = 0.5
 """What was submitted just before may still be on its way to the worker."""
 
 
@@ -104,6 +105,11 @@ class Crew:
         return [i for i in self._instances.values() if i.state is InstanceState.FAILED]
 
     @property
+    def booting(self) -> bool:
+        """Whether somebody was asked for who does not serve yet."""
+        return bool(self._booting)
+
+    @property
     def loading(self) -> bool:
         """Whether a process runs that does not serve yet: roles are left alone until it does."""
         return any(
@@ -116,6 +122,12 @@ class Crew:
     def restless(self) -> bool:
         """Whether somebody comes or goes."""
         return bool(self._booting or self._leaving or self._stopped)
+
+    @property
+    def recallable(self) -> Mapping[str, int]:
+        """How many of those who leave could still be called back, by zone."""
+        leaving = self._leaving.keys() - self._stopped
+        return Counter(self._instances[i].zone for i in leaving if i in self._instances)
 
     def asked_ago_s(self) -> float | None:
         """Return for how long the worker that was asked for first has been on its way; None = nobody is."""
@@ -235,7 +247,7 @@ class Crew:
             if worker is not None:
                 worker.leaving = worker.departing = True  # also of a life that began meanwhile
                 worker.touch()
-                empty = worker.num_requests == 0 and now_s - asked_s >= _LEAST_DRAIN_S
+                empty = worker.num_requests == 0 and now_s - asked_s >= LEAST_DRAIN_S
                 if not empty and now_s < until_s:
                     continue
             await self._fleet.stop(worker_id, grace_s=STOP_GRACE_S)

@@ -96,6 +96,40 @@ PD: Final = Board(
             ),
         ),
         (
+            "Workers by demand",
+            (
+                Panel(
+                    title="Workers asked for",
+                    queries=series('max by (pool, role) (pdgate_workers_desired{pool=~"$pool"})', "{{pool}} {{role}}"),
+                    unit="short",
+                    description="What the autoscaler asks for; beside it, who is there: Workers by role and state.",
+                    healthy="what is there, but for starts under way",
+                    stacked=True,
+                ),
+                Panel(
+                    title="Starts and stops by reason",
+                    queries=series(
+                        'sum by (step, role, reason) (increase(pdgate_scale_steps_total{pool=~"$pool"}[5m]))',
+                        "{{step}} {{role}} {{reason}}",
+                    ),
+                    unit="short",
+                    description="Workers that the autoscaler started and stopped in 5 minutes.",
+                    healthy="none at steady load",
+                ),
+                Panel(
+                    title="Cold start by part, p50",
+                    queries=series(
+                        "histogram_quantile(0.5, sum by (phase, le)"
+                        ' (rate(pdgate_cold_start_seconds_bucket{pool=~"$pool"}[1h])))',
+                        "{{phase}}",
+                    ),
+                    unit="s",
+                    description="Asked for, process runs (place), registered (load), serves (warm).",
+                    healthy="load is most of it",
+                ),
+            ),
+        ),
+        (
             "KV hand-off",
             (
                 Panel(

@@ -19,9 +19,11 @@ def fleet_of(kind: str, address: str) -> Fleet | None:
     match kind:
         case "none":
             return None
-        case "local":
+        case "local" | "ray":  # an agent beside the processes, or inside Ray's cluster (scheduler.fleet.ray_agent)
             if not address:
-                raise FleetSettingsError("SCHEDULER_FLEET_ADDRESS: the local fleet needs the path of its socket")
+                raise FleetSettingsError(
+                    f"SCHEDULER_FLEET_ADDRESS: the {kind} fleet needs the path of its agent's socket"
+                )
             return AgentFleet(Path(address))
         case _:
             raise FleetSettingsError(f"SCHEDULER_FLEET: {kind!r} is no fleet")

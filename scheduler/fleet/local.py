@@ -169,6 +169,14 @@ class LocalFleet:
             for kept in list(self._kept.values()):
                 await kept.gone.wait()
 
+    def kill(self) -> None:
+        """Stop every worker, and kill its process at once."""
+        self._closed = True
+        for kept in self._kept.values():
+            kept.stop.set()
+            kept.kill_after_s = 0.0
+            kept.hurry.set()
+
     def pid(self, worker_id: str) -> int | None:
         """Return the process of a worker; None = it has none, or is not here."""
         kept = self._kept.get(worker_id)

@@ -18,6 +18,7 @@ from contracts.wire import (
 )
 from observability.metrics import Instruments
 from observability.tracing import Tracer
+from scheduler.fleet.protocol import Fleet
 from scheduler.helm import HelmSettings
 from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
@@ -214,6 +215,7 @@ class Rig:
         profile: PoolProfile | None = None,
         helm: HelmSettings | None = None,
         instruments: Instruments | None = None,
+        fleet: Fleet | None = None,
     ):
         """Start a scheduler of the pool."""
         settings = Settings(
@@ -231,6 +233,7 @@ class Rig:
             limits=limits,
             timing=timing,
             helm=helm,
+            fleet=fleet,
         )
         self._schedulers[pool] = self._tasks.create_task(pool.run())
         return pool

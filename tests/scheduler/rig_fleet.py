@@ -1,0 +1,82 @@
+"""A fleet whose workers are the rig's: for tests of what the scheduler makes of a fleet, not of a fleet."""
+
+import asyncio
+import time
+
+import msgspec
+from rig import Rig
+from rig_gateway import POOL
+
+from contracts import keys
+from scheduler.fleet.protocol import Capacity, Instance, InstanceState, NoRoom, Price, WorkerSpec
+
+
+class RigFleet:
+    """Starts and stops workers of a rig, all in one room."""
+
+    def __init__(self, rig: Rig, *, room: int = 3, **facts) -> None:
+        self.started: list[WorkerSpec] = []
+        self.stopped: list[str] = []
+        self.may_boot = asyncio.Event()
+        self.may_boot.set()
+        self._rig, self._room, self._facts = rig, room, facts
+        self._instances: dict[str, Instance] = {}
+        self._workers = {}
+        self._boots: list[asyncio.Task] = []
+        rig._stack.push_async_callback(self._end)
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        if spec.worker_id in self._instances:
+            return self._instances[spec.worker_id]
+        if len(self._instances) >= self._room:
+            raise NoRoom(f"no room for {spec.worker_id}")
+        now_ms = int(time.time() * 1000)
+        self.started.append(spec)
+        self._instances[spec.worker_id] = instance = Instance(
+            spec=spec, state=InstanceState.RUNNING, node="here", asked_unix_ms=now_ms, running_unix_ms=now_ms
+        )
+        self._boots.append(self._rig._tasks.create_task(self._boot(spec)))
+        return instance
+
+    async def _boot(self, spec: WorkerSpec) -> None:
+        await self.may_boot.wait()
+        if spec.worker_id in self._instances:
+            self._workers[spec.worker_id] = await self._rig.worker(spec.role, worker_id=spec.worker_id, **self._facts)
+
+    async def _end(self) -> None:
+        for boot in self._boots:
+            boot.cancel()
+
+    async def stop(self, worker_id: str, *, grace_s: float) -> None:
+        if self._instances.pop(worker_id, None) is None:
+            return
+        self.stopped.append(worker_id)
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:  # by a task of the rig's: a scheduler that ends must not leave it half dead
+            self._rig._tasks.create_task(self._take_away(worker))
+
+    async def _take_away(self, worker) -> None:
+        for beating in worker.tasks[1:]:
+            beating.cancel()
+        await worker.kill()
+        await self._rig.redis.zrem(keys.pool_workers(POOL), worker.worker_id)
+        await self._rig.redis.delete(keys.worker_lease(POOL, worker.worker_id))
+
+    async def list(self, pool: str):
+        return list(self._instances.values())
+
+    async def capacity(self, pool: str) -> Capacity:
+        return Capacity(free={"": self._room - len(self._instances)})
+
+    async def price(self, pool: str) -> Price:
+        return Price(per_hour=0)
+
+    async def logs(self, worker_id: str, *, max_bytes: int) -> str:
+        return ""
+
+    def fail(self, worker_id: str) -> None:
+        """Let a worker be one that does not stay up."""
+        failed = msgspec.structs.replace(
+            self._instances[worker_id], state=InstanceState.FAILED, message="exit code 3", running_unix_ms=None
+        )
+        self._instances[worker_id] = failed
