@@ -12,6 +12,7 @@ first one has the id of the arrival. They start together or not at all.
 import asyncio
 import hashlib
 import hmac
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -48,8 +49,7 @@ from gateway.terms import Admitted, Closed, Terms
 from gateway.traces import Traces
 
 Http = Request[Any, Any, Any]
-COLD_START: Final = "x-pdgate-cold-start"
-"""Seconds until the model that answers is expected to serve, as of the request's arrival; only when it slept."""
+COLD_START: Final = "x-pdgate-cold-start"  # seconds until the model is expected to serve; only when it slept
 BATCH_TIER: Final = "batch"  # behind all others, without SLO targets of its own unless the catalogue gives some
 
 
@@ -68,7 +68,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool = False
     repeated: bool = False  # a line whose answer was paid and then lost
     slo: SloTarget | None = None  # targets that the request names for itself
-    max_wait_s: float | None = None  # for a model that sleeps; None: as long as any request may take
+    max_wait_s: float = math.inf  # for a model that sleeps
     session: str = ""  # affinity key, from the headers
 
     @property
@@ -249,7 +249,8 @@ class Starter:
         ]
         for one in asked:
             most_tokens(one)  # a prompt over the context is refused whatever the workers do
-        cold_s = self._models.check_path(model, may_wait_s=self._may_wait_s(arrival))
+        may_wait_s = min(self._settings.request_timeout_s, arrival.max_wait_s)
+        cold_s = self._models.check_path(model, may_wait_s=may_wait_s)
         terms = [self._terms(arrival, work, one) for one in asked]
         admitted = await self._admit_all(arrival, asked, terms)
         generations = [
@@ -274,11 +275,6 @@ class Starter:
         if arrival.key.imported:
             headers["x-pdgate-rotate-key"] = "imported"
         return Started(generations=generations, headers=headers, route=arrival.route, sees_workers=arrival.sees_workers)
-
-    def _may_wait_s(self, arrival: Arrival) -> float:
-        """Return how long a request may wait for the first worker of a model that sleeps."""
-        left_s = self._settings.request_timeout_s - (time.monotonic() - arrival.arrived_s)
-        return left_s if arrival.max_wait_s is None else min(left_s, arrival.max_wait_s)
 
     def _check_still(self, key: ApiKey, generations: Sequence[Generation]) -> None:
         """End at once what was admitted while its key was revoked or its tenant held."""

@@ -6,6 +6,7 @@ to the one it replaces: more loose is always allowed, stricter only by agreement
 to the bound.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -41,13 +42,14 @@ def read_targets(header: str) -> SloTarget | None:
     return SloTarget(**found)
 
 
-def read_max_wait(header: str) -> float | None:
-    """Return how long a request may wait for a model that sleeps, s: `x-pdgate-max-wait: 20s`. Raises BadRequest.
+def read_max_wait(header: str) -> float:
+    """Return how long a request may wait for a model that sleeps, s: `x-pdgate-max-wait: 20s`; infinite when empty.
 
-    0 means not at all; None = the header is empty, so as long as any request may take.
+    Raises:
+        BadRequest: it is no time.
     """
     if not header.strip():
-        return None
+        return math.inf
     match = _VALUE.fullmatch(header.strip())
     if match is None:
         raise BadRequest(f"{MAX_WAIT} is a time such as '20s' or '500ms'; '0s' refuses to wait.", param=MAX_WAIT)

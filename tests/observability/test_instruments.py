@@ -95,6 +95,7 @@ RECORDED_AS = {  # histograms, by the method of Instruments that records them
     "request_duration_seconds": "duration", "phase_seconds": "phase", "settlement_lag_seconds": "settlement_lag",
     "queue_wait_seconds": "queue_wait", "kv_transfer_latency_seconds": "transfer", "drain_seconds": "drain",
     "switch_seconds": "switch", "event_loop_lag_seconds": "event_loop_lag",
+    "cold_start_seconds": "cold_start",
 }  # fmt: skip
 
 
