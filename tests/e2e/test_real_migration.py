@@ -201,8 +201,9 @@ async def test_a_real_worker_killed_in_the_midst_of_answers_changes_no_character
         stack.kill(DECODE)
         at_the_kill = [s.num_read for s in moved]
     assert [s.text for s in moved] == [pool.alone[s.question] for s in moved]
-    log.info("decode_killed", chunks_before=at_the_kill, paths=[s.pdgate["path"] for s in moved])
-    assert all(s.pdgate["attempts"] == 2 for s in moved)
+    served = [(s.pdgate["path"], s.pdgate["attempts"]) for s in moved]
+    log.info("decode_killed", chunks_before=at_the_kill, served=served)
+    assert all(path == "fallback" and attempts >= 2 for path, attempts in served), served
     seen += moved
     await pool.start_again(DECODE)
 
