@@ -1,6 +1,10 @@
 """What a client has of one sample, over all attempts: from here another worker can go on."""
 
+from collections.abc import Iterable, Sequence
+
+from contracts.wire import Continue
 from gateway.gaps import Gaps
+from gateway.terms import Terms
 
 
 class Delivered:
@@ -22,3 +26,24 @@ class Delivered:
     def continued(self) -> None:
         """Take notice that the current attempt is over and another one goes on."""
         self.num_before = self.num_tokens
+
+
+def the_rest(
+    terms: Terms,
+    lost_attempt: int,
+    delivered: Sequence[Delivered],
+    *,
+    done: Iterable[int],
+    unreachable: tuple[str, ...],
+) -> Continue:
+    """Return the entry that asks for the rest of an answer; `done` are samples that are whole."""
+    any_token = any(sample.num_tokens for sample in delivered)
+    return Continue(
+        rid=terms.rid,
+        gateway_id=terms.gateway_id,
+        lost_attempt=lost_attempt,
+        delivered=tuple(bytes(sample.ids) for sample in delivered) if any_token else (),
+        delivered_chars=tuple(sample.num_chars for sample in delivered) if any_token else (),
+        done=tuple(sorted(done)),
+        unreachable=unreachable,
+    )

@@ -31,12 +31,11 @@ from contracts.v1 import worker_pb2 as pb
 from contracts.wire import (
     Abort,
     AttemptLost,
-    Continue,
     Placed,
     Refused,
 )
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
-from gateway.delivered import Delivered
+from gateway.delivered import Delivered, the_rest
 from gateway.effects import Effects
 from gateway.gaps import Gaps
 from gateway.outputs import Nowhere, Output
@@ -340,15 +339,8 @@ class Generation:
         self._ask_for_the_rest(self.attempt)
 
     def _ask_for_the_rest(self, lost_attempt: int) -> None:
-        entry = Continue(
-            rid=self.terms.rid,
-            lost_attempt=lost_attempt,
-            delivered=tuple(bytes(d.ids) for d in self._delivered) if self._num_tokens else (),
-            delivered_chars=tuple(d.num_chars for d in self._delivered) if self._num_tokens else (),
-            done=tuple(sorted(self._done)),
-            unreachable=out_of_reach(self.placed, lost_attempt, self._effects),
-            gateway_id=self.terms.gateway_id,
-        )
+        unreachable = out_of_reach(self.placed, lost_attempt, self._effects)
+        entry = the_rest(self.terms, lost_attempt, self._delivered, done=self._done, unreachable=unreachable)
         self._effects.tell_scheduler(self.terms.pool, entry)
 
     def _deadline_passed(self) -> None:

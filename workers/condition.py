@@ -83,8 +83,9 @@ class Condition:
 
     @property
     def progressing(self) -> bool:
-        """False when work is there and nothing has moved for the grace period."""
-        return self._now_s() - self._progress_at_s <= self._grace_s and not self._assignments.engine_stuck
+        """False when work is there and nothing has moved for the grace period, or the engine says that it cannot."""
+        moves = self._now_s() - self._progress_at_s <= self._grace_s
+        return moves and not (self._assignments.engine_stuck or self.load.out_of_service)
 
     def observe(self) -> pb.Status:
         """Read the engine, judge progress, and return the status to send."""

@@ -200,6 +200,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_prefill_bootstrap: int = 0  # prefill side: for the decode side to ask
     num_prefill_inflight: int = 0  # prefill side: computed, KV cache on its way
     num_decode_transfer: int = 0  # decode side: room reserved, KV cache on its way
+    out_of_service: bool = False  # the engine itself knows that it can do nothing at the moment
 
 
 class Engine(Protocol):

@@ -159,7 +159,7 @@ async def test_a_server_that_runs_already_serves_tenants_with_its_own_counts_and
         assert refused.value.param == "logprobs"
 
         server.stop()
-        await stack.unready(timeout_s=120)
+        await stack.unready(timeout_s=60)
         await asyncio.to_thread(server.start)
         await stack.ready(timeout_s=120)
         again = await client.chat.completions.create(**ASK, max_tokens=32)

@@ -9,7 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.lifecycle import Role
 from contracts.perf import PrefillCost
+from contracts.v1 import worker_pb2 as pb
 from tests.workers.peers import FAST, Worker, new_attempt, running_worker, submit_of, unified_bench
+from workers.engine import EngineLoad
 from workers.engines.faults import HANG
 from workers.roles import RestartNeeded
 
@@ -45,6 +47,19 @@ async def test_watchers_hear_of_a_hung_engine_and_of_its_recovery_although_the_p
             seen.append((await watch.read()).status)
             watch.cancel()
     assert seen == [SERVING, NOT_SERVING, SERVING]
+
+
+async def test_an_engine_that_knows_that_it_can_do_nothing_makes_its_worker_unhealthy_at_once(monkeypatch):
+    """A server behind the http engine that does not answer: nothing runs, so no lack of progress would tell."""
+    async with unified_bench() as bench:
+        monkeypatch.setattr(bench.worker.engine, "load", lambda: EngineLoad(out_of_service=True))
+        await bench.leader.next_of("status", lambda s: s.state == pb.WORKER_STATE_UNHEALTHY)
+        monkeypatch.undo()
+        seen = len(bench.leader.of("status"))
+        statuses = bench.leader.of
+        await bench.leader.next_of(
+            "status", lambda s: statuses("status").index(s) >= seen and s.state == pb.WORKER_STATE_READY
+        )
 
 
 async def test_a_long_prefill_does_not_look_dead():

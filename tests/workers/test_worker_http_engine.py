@@ -138,16 +138,17 @@ async def test_a_continuation_sends_the_answer_so_far_and_asks_for_the_rest():
     assert outlet.text == "is" + TEXT  # the client had "It "
 
 
-async def test_a_server_that_is_down_takes_nothing_and_looks_like_work_that_does_not_move():
+async def test_a_server_that_is_down_takes_nothing_and_is_out_of_service_until_it_answers(monkeypatch):
+    monkeypatch.setattr("workers.engines.http.DOWN_AFTER_S", 1.0)
     async with running_server() as server, engine_on(server) as engine:
-        assert engine.load().num_computing == 0
+        assert not engine.load().out_of_service
         server.healthy = False
-        await until(lambda: engine.load().num_computing == 1, 20)
+        await until(lambda: engine.load().out_of_service, 20)
         with pytest.raises(Refusal) as refused:
             engine.submit(job(), Collected())
         assert refused.value.code == "unhealthy"
         server.healthy = True
-        await until(lambda: engine.load().num_computing == 0, 20)
+        await until(lambda: not engine.load().out_of_service, 20)
         assert (await answered(engine, job())).text == TEXT
 
 

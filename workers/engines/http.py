@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that runs already, SGLang, vLLM or llama.cpp, as an engine: one unified worker before it.
 
 1. `start` waits until the server answers and has the model. `run` asks for its health; while it does not answer,
-   nothing is taken, and the worker becomes unhealthy.
+   nothing is taken, and after `DOWN_AFTER_S` the worker is unhealthy until it answers again.
 2. A job is one streamed `/v1/completions` with token ids for a prompt, so that the server computes what was counted.
 3. Text comes back, and token ids only from servers that are asked for them (`http_fields`) and give them. Otherwise
    they are made from the text with the model's tokenizer: right enough to go on elsewhere, an estimate as a count.
@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 HEALTH_PERIOD_S: Final = 1.0
 HEALTH_TIMEOUT_S: Final = 2.0
+DOWN_AFTER_S: Final = 5.0
 CONNECT_S: Final = 5.0
 SLOWEST_STEP_MS: Final = 60_000.0  # how long the prompts of a server are, and how fast it is, nobody says
 _DONE: Final = "[DONE]"
@@ -67,6 +68,7 @@ class HttpEngine:
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._tokens: dict[str, int] = {}  # held by each job
         self._up = False
+        self._answered_s = 0.0
         self._begun = 0  # answers whose first text has come
 
     async def start(self, role: Role) -> EngineFacts:
@@ -75,7 +77,7 @@ class HttpEngine:
             raise ValueError(f"the http engine is unified: there is no hand-off to another server, so not {role}")
         while not await self._answers():  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(HEALTH_PERIOD_S)
-        self._up = True
+        self._up, self._answered_s = True, time.monotonic()
         context_tokens = self._options.context_tokens
         for card in await self._models():
             if card.get("id") == self._options.model:
@@ -114,6 +116,8 @@ class HttpEngine:
                     if up is not self._up:
                         log.warning("http_server_up" if up else "http_server_down", url=self._options.url)
                     self._up = up
+                    if up:
+                        self._answered_s = time.monotonic()
                     await asyncio.sleep(HEALTH_PERIOD_S)
         finally:
             self._tasks = None
@@ -143,12 +147,13 @@ class HttpEngine:
         raise SwitchRefused(f"an http engine cannot become {role}")
 
     def load(self) -> EngineLoad:
-        """Return what we sent there. A server that does not answer counts as work that does not move."""
+        """Return what we sent there."""
         return EngineLoad(
             num_running=len(self._jobs),
-            num_computing=len(self._jobs) or (0 if self._up else 1),
+            num_computing=len(self._jobs),
             kv_used_tokens=sum(self._tokens.values()),
             prefill_chunks_done=self._begun,
+            out_of_service=not self._up and time.monotonic() - self._answered_s > DOWN_AFTER_S,
         )
 
     # -- the server ------------------------------------------------------------------------------------
