@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -28,9 +29,10 @@ import uvloop
 from benches.chaos import report
 from benches.chaos.actions import needs
 from benches.chaos.books import memory_mb
-from benches.chaos.plan import PLAN, SHORT, Fault
+from benches.chaos.plan import PLAN, POSTGRES, SHORT, Fault
 from benches.chaos.rounds import Round, rounds_of
-from benches.chaos.site import end_cleanly, old_version, running
+from benches.chaos.site import Site, end_cleanly, old_version, running
+from billing.reconcile import reconcile_database
 
 SLOW_S = 2.0
 
@@ -52,7 +54,7 @@ def sequence(faults: Sequence[Fault], rounds: int, seed: int) -> Iterator[Fault]
 
 
 async def bench(asked: argparse.Namespace, folder: Path) -> tuple[list[Round], dict[str, str], dict[str, object]]:
-    """Do the rounds; return them, what was left out and why, and how memory grew."""
+    """Do the rounds; return them, what was left out and why, and what the books say at the end."""
     done: list[Round] = []
     began_s = time.monotonic()
     end_cleanly()
@@ -89,7 +91,19 @@ async def bench(asked: argparse.Namespace, folder: Path) -> tuple[list[Round], d
             for name, (pid, mb) in before.items()
             if name in after and after[name][0] == pid
         }
-    return done, skipped, {"of_processes_that_lived_through_mb": grown}
+        books = await reconciled(site)
+        print(f"pdgate reconcile: {books or 'no difference'}")
+    return done, skipped, {"grown_mb_of_those_that_lived_through": grown, "reconcile": books}
+
+
+async def reconciled(site: Site) -> dict[str, int]:
+    """Return what `pdgate reconcile` finds over the run's days, by kind: requests that no worker confirmed are those
+    whose workers died before they could write their records."""
+    now_s = time.time()
+    days = [datetime.fromtimestamp(at_s, UTC).date() for at_s in (now_s - 3600, now_s + 3600)]
+    url = site.servers.running[POSTGRES].url
+    found = await reconcile_database(url, from_day=days[0], to_day=days[1], now_ms=int(now_s * 1000), grace_s=5)
+    return {kind.value: count for kind, count in found.num_differences.items() if count}
 
 
 def main() -> None:
@@ -124,7 +138,7 @@ def main() -> None:
         "seconds": round(time.monotonic() - began_s),
         "commit": _commit(),
         "machine": f"{os.cpu_count()} cores, {platform.system()}, load average {os.getloadavg()[0]:.1f}",
-        "memory_growth": memory,
+        "at_the_end": memory,
     }
     earlier = json.loads(report.RESULTS.read_text()) if asked.add and report.RESULTS.exists() else {}
     result = report.summary(

@@ -38,11 +38,11 @@ def test_an_answer_is_wrong_by_a_single_byte(call: Call, wrong: bool):
 
 def test_a_pause_is_held_up_unless_this_client_stood_still_itself():
     call = ended("one two")
-    call.began_s, call.read_s, call.ended_s = 100.0, [100.1, 101.0, 101.1], 101.1
+    call.began_s, call.read_s, call.ended_s = 100.0, [100.1, 102.0, 102.1], 102.1
     stalls = Stalls()
-    assert call.disturbed_until_s(100.05, stalls) == 101.0
-    assert call.disturbed_until_s(101.05, stalls) is None
-    stalls._found.append((100.2, 100.9))
+    assert call.disturbed_until_s(100.05, stalls) == 102.0
+    assert call.disturbed_until_s(102.05, stalls) is None
+    stalls._found.append((100.2, 101.9))
     assert call.disturbed_until_s(100.05, stalls) is None
 
 
