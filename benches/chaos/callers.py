@@ -14,8 +14,10 @@ from tokenizers import Tokenizer
 from workers.engines.timed_text import expected_text
 
 PAUSE_S = 1.0
-"""A pause of a stream this long, or a first token this late, counts as held up; undisturbed it is some 10 ms, and up to half a second
-on a busy machine."""
+"""A pause of a stream this long, or a first token this late, counts as held up.
+
+Undisturbed it is some 10 ms, and up to half a second on a busy machine.
+"""
 STUCK_S = 40.0
 _TICK_S = 0.05
 _LATE_S = 0.2
