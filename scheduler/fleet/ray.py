@@ -254,7 +254,7 @@ class RayFleet:
         for row in self._ray.util.placement_group_table().values():
             name = row["name"]
             if name.startswith(_NAME) and row["state"] != _GONE:
-                groups.append((name, msgspec.json.decode(name[len(_NAME) :], type=Asked), row["state"]))
+                groups.append((name, _asked(name), row["state"]))
         return groups
 
     def _find(self, name: str) -> Any:
@@ -293,20 +293,26 @@ class RayFleet:
         """Return by zone how many more workers fit, by the pool's bound and by the machines' resources."""
         bundle = _bundle(launch)
         taken: dict[str, dict[str, float]] = {}
-        for row in self._ray.util.placement_group_table().values():
-            for index, node_id in row["bundles_to_node_id"].items() if row["state"] != _GONE else ():
+        unplaced: dict[str, int] = {}
+        for row in self._ray.util.placement_group_table().values():  # once: a group is on a machine, or waits for one
+            if row["state"] == _GONE:
+                continue
+            nodes = {index: node_id for index, node_id in row["bundles_to_node_id"].items() if node_id}
+            for index, node_id in nodes.items():
                 on_node = taken.setdefault(node_id, {})
                 for resource, amount in row["bundles"][index].items():
                     on_node[resource] = on_node.get(resource, 0.0) + amount
+            if not nodes and row["name"].startswith(_NAME):
+                zone = _asked(row["name"]).zone
+                unplaced[zone] = unplaced.get(zone, 0) + 1
         free: dict[str, int] = {}
         for zone in launch.zones:
             fits = 0
             for node in self._ray.nodes():
                 if node["Alive"] and (not zone or node.get("Labels", {}).get(self._zone_label) == zone):
                     fits += _fitting(node["Resources"], taken.get(node["NodeID"], {}), bundle)
-            unplaced = sum(1 for one in found.values() if one.placed != _PLACED and one.asked.zone == zone)
             own = sum(1 for one in found.values() if one.asked.spec.pool == pool and one.asked.zone == zone)
-            free[zone] = max(0, min(launch.max_workers - own, fits - unplaced))
+            free[zone] = max(0, min(launch.max_workers - own, fits - unplaced.get(zone, 0)))
         return free
 
     # -- output ------------------------------------------------------------------------------------
@@ -340,6 +346,10 @@ class RayFleet:
             )
             .remote()
         )
+
+
+def _asked(name: str) -> Asked:
+    return msgspec.json.decode(name[len(_NAME) :], type=Asked)
 
 
 def _bundle(launch: Launch) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """The chart as Helm renders it, and the parts of custom resources that it uses, as their definitions have them."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import helm_python
@@ -15,9 +17,14 @@ Manifest = dict[str, Any]
 
 
 def rendered(values: Mapping[str, Any] | None = None, *, name: str = "pdgate") -> list[Manifest]:
-    """Return every object that `helm install` would send, hooks among them."""
+    """Return every object that `helm install` would send, hooks among them; nobody changes them."""
+    return _rendered(json.dumps(values or {}), name)
+
+
+@cache
+def _rendered(values: str, name: str) -> list[Manifest]:
     with helm_python.Chart.load(FOLDER) as chart:
-        files = chart.render(dict(values or {}), name=name, namespace="llm")
+        files = chart.render(json.loads(values), name=name, namespace="llm")
     objects = []
     for path in sorted(files):
         if path.endswith(".yaml"):

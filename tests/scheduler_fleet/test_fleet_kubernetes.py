@@ -65,7 +65,7 @@ def templates() -> Sequence[Manifest]:
 
 
 class KubernetesRig:
-    within_s = 20.0
+    within_s = 60.0
 
     def __init__(self, server, fleet, another):
         self.server = server
