@@ -10,6 +10,7 @@ from portal_rig import Browser, PortalRig
 from billing.admin import Admin, admin_server
 from billing.budgets import Budgets
 from contracts import keys
+from contracts.credentials import Credentials
 from gateway.portal.roles import RIGHTS, Right, Role
 from gateway.tenants import publish_key_state
 
@@ -46,7 +47,7 @@ async def billing(portal: PortalRig) -> AsyncIterator[None]:
     gateway = portal.rig.gateway
     budgets = Budgets(gateway.engine, gateway.redis)
     serving = Admin(gateway.engine, budgets, currency="EUR")
-    gateway.admin.money._money._token = TOKEN
+    gateway.admin.money._money._credentials = Credentials(token=TOKEN)
     async with admin_server(serving, listen="127.0.0.1:0", token=TOKEN) as address:
         await portal.rig.redis.set(keys.BILLING_ADMIN, address)
         yield
