@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
+AUDIT := .audit
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ARGS ?=
 
@@ -119,8 +120,25 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(BIN)/uv pip compile -q -U --group chaos --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/chaos.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group kubernetes --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/kubernetes.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group ray --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/ray.txt
+	@$(BIN)/uv pip compile -q -U --group audit --universal --python-version 3.11 --no-emit-index-url -o requirements/audit.txt
 	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt
+
+$(AUDIT)/.made: requirements/audit.txt
+	@$(PYTHON) -m venv --clear $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/audit.txt
+	@touch $@
+
+.PHONY: sbom
+sbom: $(AUDIT)/.made ## Write the bills of materials (CycloneDX) to .pdgate/sbom
+	@mkdir -p .pdgate/sbom
+	@for name in base engine-cpu; do \
+	 $(AUDIT)/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o .pdgate/sbom/$$name.cdx.json requirements/$$name.txt; \
+	 echo ".pdgate/sbom/$$name.cdx.json"; done
+
+.PHONY: audit
+audit: $(AUDIT)/.made ## Ask PyPI's advisories about the pinned versions (needs pypi.org itself; a mirror has none)
+	@for name in base engine-cpu; do $(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r requirements/$$name.txt; done
 
 .PHONY: clean
 clean: ## Remove .venv and caches; the data in .pdgate stays
-	@rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CLIENTS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,7 +5,7 @@ import json
 
 import httpx
 
-from tests.processes import Stack, until
+from tests.processes import PEER_TOKEN, Stack, until
 
 PROMPT = "the zebra hides marzipan under lock seventeen"
 BAD_PROMPT = "another prompt with quicksilver-teapot inside"
@@ -61,7 +61,7 @@ async def test_logs_hold_every_request_and_no_secret_prompt_or_answer(stack: Sta
     assert line["cost_nano"] > 0
     assert (line["outcome"], line["path"]) == ("finished", "pd")
     stack.stop()
-    secrets = [stack.api_key, "secret-all-the-same", "zebra", "marzipan", "quicksilver", text.strip()[:30]]
+    secrets = [stack.api_key, PEER_TOKEN, "secret-all-the-same", "zebra", "marzipan", "quicksilver", text.strip()[:30]]
     for name in stack.processes:
         written = stack.log(name)
         assert [secret for secret in secrets if secret in written] == [], f"in the log of {name}"
