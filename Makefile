@@ -83,9 +83,10 @@ check: $(VENV)/.dev ## Lint, types, import rules, protobuf drift, schema drift
 	@echo "All checks passed."
 
 .PHONY: bench
-bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone, then billing (ARGS="--repeats 3")
+bench: $(VENV)/.dev ## Measure CPU and latency beside the worker alone, then billing, then the planner's errors (ARGS="--repeats 3")
 	@$(BIN)/python -m benches $(ARGS)
 	@$(BIN)/python -m benches.billing
+	@$(BIN)/python -m benches.plan_fit
 
 $(VENV)/.chaos: requirements/chaos.txt $(VENV)/.dev
 	@$(PIP) --no-deps -r requirements/chaos.txt || echo "libfaketime cannot be installed here: faults of the clock are left out"

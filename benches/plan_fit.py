@@ -6,7 +6,8 @@ planner's defaults.
 
 import argparse
 import tomllib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import msgspec
 from rich.console import Console
@@ -24,6 +25,7 @@ from pdgate.plan.fit import (
     held_out_transfer,
 )
 from pdgate.plan.measured import Measured, read_silicon, read_transfers
+from pdgate.plan.workload import mean, percentile
 
 BARS = {"TTFT, unloaded": 0.20, "TPOT": 0.12, "TPOT, 3 points calibrated": 0.12, "KV transfer": 0.08}
 HEADER = """# Factors between the roofline and measurements, fitted by `python -m benches.plan_fit --write`.
@@ -47,17 +49,53 @@ def main() -> None:
         "KV transfer": held_out_transfer(transfers),
     }
     found = efficiency(fit(rows), fit_transfer(transfers))
+    floor = floor_of(rows)
     if options.json:
-        print(
-            msgspec.json.format(msgspec.json.encode({"dropped": dropped, "held_out": reports, "fit": found})).decode()
-        )
+        whole = {"dropped": dropped, "held_out": reports, "tpot_floor": floor, "fit": found}
+        print(msgspec.json.format(msgspec.json.encode(whole)).decode())
     else:
         _print(rows, dropped, reports)
+        print(
+            f"TPOT, what is left: {floor.unseen:.1%} for unseen groups, {floor.seen:.1%} with nothing held out,\n"
+            f"{floor.scaled_by_group:.1%} unseen but with the best factor for each model and GPU,\n"
+            f"{floor.scaled_by_release:.1%} with the best factor for each model, GPU, engine release and format\n"
+        )
     if options.write:
         FITTED.write_text(HEADER + to_toml(found))
     elif not options.json:
         same = tomllib.loads(FITTED.read_text()) == tomllib.loads(to_toml(found))
         print(f"{FITTED.name} is {'this fit' if same else 'another fit: run with --write'}")
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps TPOT's error up, MAPE: from the figure for unseen groups down to what no feature could remove."""
+
+    unseen: float  # each group by a fit without it
+    seen: float  # by the fit over all rows: nothing held out
+    scaled_by_group: float  # unseen, then the best single factor for each model and GPU, known only afterwards
+    scaled_by_release: float  # unseen, then the best single factor for each model, GPU, engine release and format
+
+
+def floor_of(rows: Sequence[Measured]) -> Floor:
+    """Return the error under ever more knowledge of the group in question."""
+    whole = fit(rows)
+    ratios: dict[int, float] = {}
+    for group in sorted({r.group for r in rows}):
+        found = fit([r for r in rows if r.group != group])
+        ratios |= {i: found.tpot_ms(r) / r.tpot_ms for i, r in enumerate(rows) if r.group == group}
+
+    def scaled(key: Callable[[Measured], object]) -> float:
+        sets: dict[object, list[float]] = defaultdict(list)
+        for i, row in enumerate(rows):
+            sets[key(row)].append(ratios[i])
+        return mean([abs(r / percentile(sorted(s), 0.5) - 1) for s in sets.values() for r in s])
+
+    return Floor(
+        unseen=mean([abs(r - 1) for r in ratios.values()]),
+        seen=mean([abs(whole.tpot_ms(r) / r.tpot_ms - 1) for r in rows]),
+        scaled_by_group=scaled(lambda r: r.group),
+        scaled_by_release=scaled(lambda r: (r.group, r.engine, r.version, r.use.weights)),
+    )
 
 
 def to_toml(found: Efficiency) -> str:

@@ -95,7 +95,7 @@ def plan(
         Path | None,
         typer.Option(help="CSV of your own TPOT measurements on the first kind of GPU; calibrates the fit."),
     ] = None,
-    other_hardware: Annotated[bool, typer.Option(help="Try other GPUs for decode at the same price.")] = False,
+    other_hardware: Annotated[bool, typer.Option(help="Try other GPUs for decode at the same price.")] = True,
     local_model: Annotated[
         str, typer.Option(help='Small model for the hybrid option: name or config.json; "none" leaves it out.')
     ] = "qwen3-8b",

@@ -12,6 +12,7 @@ from pdgate.plan.shapes import Kind, Shape, mixed_shapes, split_shapes, unified_
 from pdgate.plan.traffic import Traffics
 
 MOST_GPUS = 512  # of the search for the smallest fleet
+MOST_ALTERNATIVES = 2  # other kinds of GPU that are shown, the best ones
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +122,7 @@ class Comparison:
                 note = f"not your fleet: {other.name} bought for the same price per hour"
                 rows.append(self._option(f"decode on {other.name}", *found, base, note))
         rows.sort(key=lambda row: -row.capacity_rps)
-        return rows[:3]
+        return rows[:MOST_ALTERNATIVES]
 
     def _idle(self, shape: Shape) -> str:
         used = {worker.gpu.name for _, worker in shape.pools()}

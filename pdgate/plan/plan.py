@@ -8,6 +8,7 @@ from contracts.perf import LatencyModel
 from contracts.roofline import Accelerator, Efficiency, ModelShape
 from contracts.slo import SloTarget
 from pdgate.plan.compare import Ask, LocalModel, Option
+from pdgate.plan.day import Day, day_of
 from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
 from pdgate.plan.experts import Hits
 from pdgate.plan.fleet import Setting
@@ -105,6 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, LatencyModel]  # by role, of the chosen workers
     layout: dict[str, str]  # by role: "TP4", "TP8 DP8", "EP16"
     mixture: Mixture | None  # None = a dense model
+    day: Day | None  # None = no daily curve
 
 
 def make_plan(
@@ -161,8 +163,9 @@ def make_plan(
     simulation = agreement_of(workload, setting, choice, told) if with_simulation else None
     sensitivity = sensitivity_of(ask, traffics, setting, choice, told)
     surface = surface_of(ask, traffics, setting, choice, told) if with_surface else []
+    day = day_of(workload.hourly, ask, traffics, setting, choice.shape)
     mixture = mixture_of(choice.shape, setting, traffics.whole(None), workload.rate_rps)
-    return _answer(question, workload, choice, simulation, sensitivity, surface, mixture)
+    return _answer(question, workload, choice, simulation, sensitivity, surface, mixture, day)
 
 
 class _Stages:
@@ -186,6 +189,7 @@ def _answer(
     sensitivity: Sensitivity | None,
     surface: list[SurfacePoint],
     mixture: Mixture | None,
+    day: Day | None,
 ) -> Plan:
     shape = choice.shape
     pools = dict(shape.roles()) if shape is not None else {}
@@ -231,6 +235,7 @@ def _answer(
         latency={role: worker.latency for role, worker in pools.items()},
         layout={role: worker.label for role, worker in pools.items()},
         mixture=mixture,
+        day=day,
     )
 
 

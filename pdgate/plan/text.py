@@ -146,6 +146,12 @@ def money_lines(plan: Plan) -> list[str]:
         f"decode {million.decode:.3f}"
     )
     lines = [f"cost per hour {hour.total:.2f} {unit}: {parts}", f"cost per million tokens: {meters} {unit}"]
+    if plan.day is not None:
+        least = min(plan.day.levels, key=lambda level: level.price_per_hour)
+        lines.append(
+            f"over the day: {plan.day.fixed:.2f} {unit} fixed for the busiest hour, {plan.day.following:.2f} with the "
+            f"curve ({plan.day.following / plan.day.fixed - 1:+.0%}; down to {least.workers} for {least.hours:g} h)"
+        )
     if plan.money.margin is not None and plan.money.revenue_per_hour is not None:
         lines.append(f"revenue per hour {plan.money.revenue_per_hour:.2f} {unit}, margin {plan.money.margin:.0%}")
     if plan.smallest_unified and plan.smallest_split:

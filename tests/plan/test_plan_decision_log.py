@@ -129,6 +129,11 @@ def test_the_peak_is_the_busiest_hour_of_a_given_curve():
     found = json.loads(result.stdout)
     assert found["planned_rps"] == pytest.approx(4.0)  # 2/s on average, twice that in the busiest hour
     assert found["workload"]["hourly"] == [0.5, 0.5, 2.0]
+    day = found["day"]
+    # 16 hours of a quarter of the peak's rate (rounded up to two sixths), 8 of the peak's
+    assert [(level["hours"], level["rate_rps"]) for level in day["levels"]] == [(16, 4 / 3), (8, 4)]
+    assert day["following"] == sum(level["hours"] * level["price_per_hour"] for level in day["levels"])
+    assert day["following"] <= day["fixed"]
 
 
 def test_a_daily_curve_that_is_none_is_refused(monkeypatch, capsys):
