@@ -39,7 +39,7 @@ FOLDER = Path(__file__).parent / "results"
 QUESTIONS, ANSWERS, RESULTS = (FOLDER / f"plan_peers{end}" for end in ("_questions.jsonl", "_answers.jsonl", ".json"))
 PER_GROUP = 12
 GPUS = 16
-TTFT_MS = 10_000.0  # of the choices: wide, since the measured pairs are by TPOT alone
+TTFT_MS = 5_000.0  # of the choices: wide, since the measured pairs are by TPOT alone
 CHOICE_TARGETS_MS = (20.0, 40.0)
 PEER_MODELS = {
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
@@ -52,6 +52,7 @@ PEER_MODELS = {
     "qwen3-32b": "Qwen/Qwen3-32B",
     "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
 }
+PER_TENSOR = ("llama-3-70b", "qwen3-32b")  # FP8 checkpoints without blocks, as the measured runs' labels say
 QUANTS = {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4"), "int4": ("bfloat16", "int4_wo")}
 
 
@@ -94,7 +95,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Ask both and print the tables."""
+    """Ask both and print the tables; questions without an answer are left out and counted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of an environment with aiconfigurator")
     options = parser.parse_args()
@@ -102,9 +103,10 @@ def main() -> None:
     chosen = _sample(rows)
     pairs = msgspec.json.decode(PAIRS.read_bytes(), type=dict[str, Report])["never seen"]
     choices = [q for q in pairs.questions if q.tpot_ms in CHOICE_TARGETS_MS]
-    questions = [_run_question(row, i) for i, row in enumerate(chosen)] + [
-        _choice(q.system, q.tpot_ms) for q in choices
-    ]
+    runs = [_run_question(row, i) for i, row in enumerate(chosen)]
+    # choices first, then one run of each group after the other: a run that is stopped has seen all kinds
+    questions = [_choice(q.system, q.tpot_ms) for q in choices]
+    questions += sorted(runs, key=lambda q: int(q["id"].partition("-")[2]) % PER_GROUP)
     QUESTIONS.write_bytes(b"\n".join(map(msgspec.json.encode, questions)) + b"\n")
     if options.peer:
         environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
@@ -123,7 +125,7 @@ def _found(
     started = time.process_time()
     ours = [(unseen[r.group].tpot_ms(r), unseen[r.group].ttft_ms(r)) for r in chosen]
     ours_run_s = (time.process_time() - started) / len(chosen)
-    theirs = [answers[f"run-{i}"] for i in range(len(chosen))]
+    theirs = [answers.get(f"run-{i}") for i in range(len(chosen))]
     return Found(
         runs=[
             RunRow(
@@ -139,10 +141,13 @@ def _found(
                 peer_ttft_ms=peer.get("ttft_ms"),
             )
             for r, (tpot, ttft), peer in zip(chosen, ours, theirs, strict=True)
+            if peer is not None
         ],
-        choices=[_choice_row(q, answers[_choice(q.system, q.tpot_ms)["id"]]) for q in choices],
+        choices=[
+            _choice_row(q, answers[known]) for q in choices if (known := _choice(q.system, q.tpot_ms)["id"]) in answers
+        ],
         ours_run_s=ours_run_s,
-        peer_run_s=mean([a["cpu_s"] for a in theirs]),
+        peer_run_s=mean([a["cpu_s"] for a in theirs if a is not None]),
     )
 
 
@@ -160,6 +165,8 @@ def _sample(rows: Sequence[Measured]) -> list[Measured]:
 
 def _run_question(row: Measured, index: int) -> dict[str, Any]:
     gemm, moe = QUANTS.get(row.use.weights, (None, None))
+    if row.use.weights == "fp8" and row.shape.name in PER_TENSOR:
+        gemm = "fp8"
     return {
         "id": f"run-{index}",
         "model": PEER_MODELS[row.shape.name],
