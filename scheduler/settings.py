@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fleet: Literal["none", "local", "ray", "kubernetes"] = "none"
     """Who places workers of pools that have `scaling` in the catalogue; none = nobody: they are started by hand."""
     fleet_address: str = ""
-    """Where that fleet is: the path of the local fleet's socket, Ray's address, a Kubernetes namespace."""
+    """Path of the socket of that fleet's agent: pdgate up, scheduler.fleet.ray_agent or .kubernetes_agent."""
     fleet_simulated: bool = False
     """Whether the workers that it starts run the timed engine: told to clients before the first one is there."""
     scaling: Literal["auto", "shadow", "off"] = "auto"

@@ -19,7 +19,7 @@ def fleet_of(kind: str, address: str) -> Fleet | None:
     match kind:
         case "none":
             return None
-        case "local" | "ray":  # an agent beside the processes, or inside Ray's cluster (scheduler.fleet.ray_agent)
+        case "local" | "ray" | "kubernetes":  # an agent beside the processes, or at Ray's or Kubernetes' interface
             if not address:
                 raise FleetSettingsError(
                     f"SCHEDULER_FLEET_ADDRESS: the {kind} fleet needs the path of its agent's socket"

@@ -17,6 +17,8 @@ from billing.settings import Settings as Billing
 from contracts.environment import from_env
 from gateway.settings import Settings as Gateway
 from pdgate.cli import app
+from scheduler.fleet.agent import AgentFleet
+from scheduler.fleet.choice import fleet_of
 from scheduler.fleet.kubernetes_agent import Settings as Agent
 from scheduler.fleet.kubernetes_objects import MAX_WORKERS, PER_HOUR, TEMPLATE
 from scheduler.settings import Settings as Scheduler
@@ -323,6 +325,9 @@ def test_the_fleets_agent_alone_may_ask_the_api_server_and_only_for_what_it_call
     values = {v["name"]: v.get("value", "llm") for v in agent["env"]}
     settings = from_env(Agent, "KUBEFLEET_", values)
     assert (str(settings.socket), settings.release) == ("/run/pdgate/fleet/socket", "pdgate")
+    told_to_scheduler = from_env(Scheduler, "SCHEDULER_", told({"spec": {"containers": [scheduler]}}, CLUSTER))
+    assert (told_to_scheduler.fleet, told_to_scheduler.fleet_address) == ("kubernetes", str(settings.socket))
+    assert isinstance(fleet_of(told_to_scheduler.fleet, told_to_scheduler.fleet_address), AgentFleet)
     (role,) = of_kind(objects, "Role")
     allowed = {(group, what, verb) for rule in role["rules"] for group in rule["apiGroups"]
                for what in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
