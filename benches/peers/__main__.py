@@ -40,6 +40,13 @@ async def one_round(system: System) -> Round:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def cause_of(error: BaseException) -> str:
+    """Return the first single fault in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
 async def one_fault(system: System) -> faults.Fault:
     folder = Path(tempfile.mkdtemp(prefix="pdgate-peers-"))
     try:
@@ -53,14 +60,14 @@ def main() -> None:
     """Run the rounds, print where pdgate loses, then everything, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
-    parser.add_argument("--only", nargs="*", help="systems whose names begin so; writes nothing")
+    parser.add_argument("--only", nargs="*", help="systems whose names begin so; figures are not written")
     parser.add_argument("--faults", action="store_true", help="kill a worker under streams instead of measuring")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, after each round")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whatever ends this ends what it started
     chosen = [s for s in systems() if not arguments.only or s.name.startswith(tuple(arguments.only))]
     if arguments.faults:
-        write_faults(chosen, save=not arguments.only)
+        write_faults(chosen)
         return
     rounds: dict[str, list[Round]] = {}
     failed: dict[str, str] = {}
@@ -68,17 +75,15 @@ def main() -> None:
     found: dict[str, Any] = {}
     for number in range(arguments.repeats):
         for system in chosen:
-            if system.name in failed:
-                continue
             start_s = time.monotonic()
+            told = ""
             try:
                 seen = asyncio.run(one_round(system))
                 rounds.setdefault(system.name, []).append(seen)
             except Exception as error:  # noqa: BLE001 - a peer that cannot run here is a finding, not the end
-                cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                failed[system.name] = f"{type(cause).__name__}: {cause}"[:800]
+                told = failed[system.name] = f"round {number + 1}: {cause_of(error)}"[:800]
             busy.append(round(os.getloadavg()[0], 1))
-            told = failed.get(system.name, f"{time.monotonic() - start_s:.0f} s")
+            told = told or f"{time.monotonic() - start_s:.0f} s"
             print(f"  round {number + 1} of {arguments.repeats}, {system.name}: {told}", file=sys.stderr, flush=True)
         found = {s.name: figures(rounds[s.name]) for s in chosen if rounds.get(s.name)}
         if not arguments.only:
@@ -86,17 +91,16 @@ def main() -> None:
     show(found, failed)
 
 
-def write_faults(chosen: list[System], *, save: bool) -> None:
-    """Print how answers ended when a worker died, and write it beside the figures."""
-    found: dict[str, Any] = {}
+def write_faults(chosen: list[System]) -> None:
+    """Print how answers ended when a worker died, and write it beside what is known of the other systems."""
+    found: dict[str, Any] = json.loads(FAULTS.read_text())["systems"] if FAULTS.exists() else {}
     for system in chosen:
         try:
             found[system.name] = msgspec.to_builtins(asyncio.run(one_fault(system)))
         except Exception as error:  # noqa: BLE001 - a peer that cannot run here is a finding, not the end
-            found[system.name] = {"not_run": f"{type(error).__name__}: {error}"[:800]}
+            found[system.name] = {"not_run": cause_of(error)[:800]}
         print(f"{system.name}: {found[system.name]}", flush=True)
-    if save:
-        FAULTS.write_text(json.dumps({"systems": found, "machine": machine()}, indent=1) + "\n")
+    FAULTS.write_text(json.dumps({"systems": found, "machine": machine()}, indent=1) + "\n")
 
 
 def show(found: dict[str, Any], failed: dict[str, str]) -> None:
@@ -105,7 +109,7 @@ def show(found: dict[str, Any], failed: dict[str, str]) -> None:
         print("Where pdgate loses:")
         print("\n".join(f"  {line}" for line in losses(found, ours)) or "  nowhere")
     for name, why in failed.items():
-        print(f"Not run: {name}: {why}")
+        print(f"Failed: {name}: {why}")
     Console(width=200).print(table(found))
 
 
@@ -125,7 +129,7 @@ def write(
             for s in chosen
             if s.name in found
         },
-        "not_run": failed,
+        "failed": failed,  # the last failure; such a round is not among the figures
         "markdown": markdown(found),
         "load_average": busy,  # after each system's round, of all work on the machine
         "commit": commit.stdout.strip(),
