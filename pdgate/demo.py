@@ -42,6 +42,8 @@ _TOKENS: Final = 160
 _KILL_AFTER: Final = 50
 """Pieces of text."""
 _WAIT_S: Final = 60.0
+_NEXT_LIFE_S: Final = 300.0
+"""A worker with a real engine starts again: on two busy cores that takes minutes."""
 _PROMPT: Final = (
     "You are the keeper of a lighthouse at the end of a long pier. Ships pass, storms come and go, and every evening "
     "you write one page into the log: the weather, the lamp, the sails on the horizon, and what you thought about "
@@ -88,7 +90,7 @@ class _Demo:
                 base_url=self._stack["PDGATE_URL"], headers=headers, timeout=120, trust_env=False
             ) as http,
         ):
-            before = await self._workers(redis, "two decode workers", _two_ways)
+            before = await self._workers(redis, "two decode workers", _two_ways, within_s=_WAIT_S)
             self._say("1", f"{_count(before)}; a story from {self._model}:")
             rid = await self._story(http, redis)
             again = await self._again(http)
@@ -190,11 +192,16 @@ class _Demo:
         return next(w for w in await alive_workers(redis, self._pool) if w.worker_id == name)
 
     async def _workers(
-        self, redis: Redis, wanted: str, enough: Callable[[Sequence[Registration]], bool]
+        self,
+        redis: Redis,
+        wanted: str,
+        enough: Callable[[Sequence[Registration]], bool],
+        *,
+        within_s: float = _NEXT_LIFE_S,
     ) -> Sequence[Registration]:
         """Return the ready workers once there are enough."""
         try:
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(within_s):
                 while True:
                     found = [w for w in await alive_workers(redis, self._pool) if w.state is WorkerState.READY]
                     if enough(found):
