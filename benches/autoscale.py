@@ -6,7 +6,9 @@ load doubles four times as fast while workers take as long to start. Every reque
 that production runs (scheduler.policy.scaling, with the ratio controller beside it).
 
 The oracle knows the true rate of every moment, needs no time to start a worker and keeps no reserve: at each moment it
-has the smallest number of workers that, in a steady simulation of that very rate, serves 95 % in time in the best mix.
+has the smallest number of workers that, in a steady simulation of that very rate, serves 95 % in time in the best of
+the mixes tried: the two that the closed forms think best. Where both are poor the oracle is, too, and can be beaten;
+then its figure says nothing, and only the attainment counts.
 Steady load: the same kinds at one rate; the first half hour, in which the pool finds its size, does not count.
 
 Printed, and written to `benches/results/autoscale.json`.
@@ -191,6 +193,20 @@ def capacities(kind: Kind, top_rps: float) -> list[float]:
     return found[1:]
 
 
+def without_steps(table: list[float]) -> list[float]:
+    """Return a table in which numbers of workers that seemed to do no more than one fewer do what lies between.
+
+    Only the most promising mixes are tried, so the best of some number may have been missed: in the oracle's favour.
+    """
+    rates = list(table)
+    for n in range(1, len(rates) - 1):
+        if rates[n] <= rates[n - 1]:
+            further = next((m for m in range(n + 1, len(rates)) if rates[m] > rates[n]), None)
+            if further is not None:
+                rates[n] = rates[n - 1] + (rates[further] - rates[n - 1]) / (further - n + 1)
+    return rates
+
+
 def _promising(kind: Kind, demand: Demand, workers: int, above_rps: float) -> list[Split]:
     """Return the mixes of so many workers that the closed forms think best, at a rate somewhat above what fewer can."""
     rate = max(0.05, above_rps * (workers + 0.5) / max(1, workers - 1))
@@ -219,6 +235,7 @@ def _steady(kind: Kind, split: Split, rate_rps: float) -> float:
 def oracle_hours(model: Model, table: list[float], day_s: float) -> float:
     """Return the worker-hours of an oracle's day."""
     steps = 5000
+    table = without_steps(table)
     needs = [_needed(table, model.rate_rps((i + 0.5) / steps)) for i in range(steps)]
     return sum(needs) / steps * day_s / 3600
 
@@ -282,25 +299,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", action="store_true", help="print every event")
+    parser.add_argument("--no-oracle", nargs="*", default=[], help="kinds whose oracle is left out (it takes longest)")
     parser.add_argument("--parts", type=Path, help="folder of parts that are done: what is there is not run again")
     asked = parser.parse_args()
     began_s, day_s = time.monotonic(), asked.day_hours * 3600
     with tempfile.TemporaryDirectory() as own, ProcessPoolExecutor(asked.jobs) as pool:
         parts = asked.parts or Path(own)
         days = [pool.submit(run_day, model.name, day_s, asked.seed, parts) for model in MODELS]
-        kinds = [pool.submit(run_kind, name, parts) for name in KINDS]
+        kinds = [pool.submit(run_kind, name, parts) for name in KINDS if name not in asked.no_oracle]
         courses = dict(future.result() for future in days)
         tables = {name: (table, steady) for name, table, steady in (future.result() for future in kinds)}
     rows = {}
     for model in MODELS:
         course = courses[model.name]
-        oracle = oracle_hours(model, tables[model.kind][0], day_s)
+        oracle = oracle_hours(model, tables[model.kind][0], day_s) if model.kind in tables else None
         rows[model.name] = {
             "requests": course.result.requests,
             "attainment": round(course.result.attainment_total, 4),
             "worker_hours": round(course.hours, 2),
-            "oracle_hours": round(oracle, 2),
-            "over_oracle": round(course.hours / oracle, 3),
+            "oracle_hours": round(oracle, 2) if oracle is not None else None,
+            "over_oracle": round(course.hours / oracle, 3) if oracle is not None else None,
             "events": len(course.events),
             "events_per_5min": round(len(course.events) * 300 / day_s, 3),
             "flips": course.result.flips,
@@ -318,7 +336,8 @@ def main() -> None:
 
 def _total(rows: dict[str, Any], day_hours: float, tables: dict[str, Any]) -> dict[str, Any]:
     requests = sum(row["requests"] for row in rows.values())
-    hours, oracle = (sum(row[key] for row in rows.values()) for key in ("worker_hours", "oracle_hours"))
+    compared = [row for row in rows.values() if row["oracle_hours"] is not None]
+    hours, oracle = (sum(row[key] for row in compared) for key in ("worker_hours", "oracle_hours"))
     return {
         "day_hours": day_hours,
         "boot_s": BOOT_S,
@@ -339,8 +358,8 @@ def _print(rows: dict[str, Any], figures: dict[str, Any]) -> None:
         ("requests", str),
         ("attainment", "{:.4f}".format),
         ("worker_hours", "{:.2f}".format),
-        ("oracle_hours", "{:.2f}".format),
-        ("over_oracle", "{:.3f}".format),
+        ("oracle_hours", str),
+        ("over_oracle", str),
         ("events_per_5min", "{:.3f}".format),
         ("flips", str),
     )
