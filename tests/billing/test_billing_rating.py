@@ -151,6 +151,14 @@ def test_a_cost_that_is_not_exact_everywhere_is_refused():
         new_rid(1).replace("-", ""),
         new_rid(2**48 - 1),
     ],
+    ids=[
+        "empty",
+        "no uuid",
+        "version 4",
+        "upper case",
+        "without dashes",
+        "a time out of range",
+    ],  # the same in each process
 )
 def test_a_request_id_that_is_not_a_canonical_uuid_of_version_7_is_poison(rid):
     with pytest.raises(Poison, match="bad_request_id"):
