@@ -263,7 +263,7 @@ async def test_the_next_leader_knows_what_the_last_one_learned(rig: Rig):
     for _ in range(60):
         first.memory.router.lengths.learn(key, 900)
     controller = first.term.helm.controller
-    controller._state = replace(controller._state, prefill_gain=1.4, last_move_s=controller._now_s() - 7)
+    controller.state = replace(controller.state, prefill_gain=1.4, last_move_s=controller._now_s() - 7)
     assert second.memory.router.lengths.forecast(key).mean < 500
     written = await rig.redis.get(keys.learned(POOL))
 
@@ -274,7 +274,7 @@ async def test_the_next_leader_knows_what_the_last_one_learned(rig: Rig):
     await rig.kill(first)
     await eventually(lambda: second.term is not None and second.term.attempts.caught_up)
     assert second.memory.router.lengths.forecast(key).mean > 600
-    state = second.term.helm.controller._state
+    state = second.term.helm.controller.state
     assert 1.3 < state.prefill_gain <= 1.4
     assert 7 < second.term.helm.controller._now_s() - state.last_move_s < 20  # the cooldown goes on
     request = await gateway.submit()
