@@ -137,7 +137,7 @@ sbom: $(AUDIT)/.made ## Write the bills of materials (CycloneDX) to .pdgate/sbom
 	 echo ".pdgate/sbom/$$name.cdx.json"; done
 
 .PHONY: audit
-audit: $(AUDIT)/.made ## Ask PyPI's advisories about the pinned versions (needs pypi.org itself; a mirror has none)
+audit: $(AUDIT)/.made ## Ask PyPI's advisories about the pinned versions (needs the index itself; a mirror has none)
 	@for name in base engine-cpu; do $(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r requirements/$$name.txt; done
 
 .PHONY: clean
