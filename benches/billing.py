@@ -241,7 +241,8 @@ def main() -> None:
             result["books"] = asyncio.run(totals_and_close(folder, asked.events, asked.tenants))
     print(json.dumps(result, indent=2))
     if asked.write:
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        kept = json.loads(RESULTS.read_text()) if asked.only and RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(kept | result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
