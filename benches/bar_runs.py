@@ -17,7 +17,17 @@ from scheduler.simulator.report import met_targets
 from scheduler.simulator.setup import Placer, Setup
 
 BIN_S = 10.0
-_CONTROLLER = {"ratio.py", "ways.py", "offers.py", "sight.py", "demand.py", "queueing.py", "decisions.py", "ladder.py"}
+_CONTROLLER = {
+    "bursts.py",
+    "ratio.py",
+    "ways.py",
+    "offers.py",
+    "sight.py",
+    "demand.py",
+    "queueing.py",
+    "decisions.py",
+    "ladder.py",
+}
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,14 @@ class Spawner(Protocol):
 
 
 class SessionSpawner:
-    """Starts processes with nothing but a session of their own."""
+    """Starts processes with nothing but a session of their own.
+
+    Args:
+        before_exec: called in the new process before its program begins.
+    """
+
+    def __init__(self, before_exec: Callable[[], None] | None = None) -> None:
+        self._before_exec = before_exec
 
     async def spawn(
         self,
@@ -71,6 +78,7 @@ class SessionSpawner:
                 stdout=log_file,
                 stderr=log_file,
                 start_new_session=True,
+                preexec_fn=self._before_exec,
             )
 
     async def finish(self, process: asyncio.subprocess.Process) -> int:

@@ -32,32 +32,11 @@ _prctl: Callable[..., int] = ctypes.CDLL(None).prctl if os.name == "posix" else 
 
 
 def _die_with_parent() -> None:
-    """Runs between fork and exec: takes no lock, imports nothing."""
+    """Have a new process killed when this one dies, as it does with its machine's raylet.
+
+    Runs between fork and exec: takes no lock, imports nothing.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-class DyingSpawner(SessionSpawner):
-    """Starts processes that are killed when this one dies, as it does with its machine's raylet."""
-
-    async def spawn(
-        self,
-        name: str,  # noqa: ARG002
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        output: Path,
-    ) -> asyncio.subprocess.Process:
-        """Start one; its output is appended to a file. Raises OSError."""
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("ab") as log_file:
-            return await asyncio.create_subprocess_exec(
-                *argv,
-                env=dict(env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=log_file,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
 
 
 def launch_here(launch: Launch, *, zone: str, host: str, environ: Mapping[str, str]) -> Launch:
@@ -129,7 +108,7 @@ class Keeper:
                 tasks,
                 {self._spec.pool: self._launch},
                 logs=self._logs,
-                spawner=DyingSpawner(),
+                spawner=SessionSpawner(_die_with_parent),
                 node=socket.gethostname(),
             )
             await fleet.start(self._spec)

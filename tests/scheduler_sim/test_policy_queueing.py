@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.slo import SloTarget
+from scheduler.policy.bursts import in_time_of_course
 from scheduler.policy.demand import Demand, DemandWindow
 from scheduler.policy.queueing import (
     Corrections,
     Fleet,
     Split,
     erlang_c,
-    in_time_of_course,
     predict,
     prefill_in_time,
 )
