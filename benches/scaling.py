@@ -1,7 +1,8 @@
 """What the measured costs come to at the size of docs/scaling.md: cores, processes and connections. Arithmetic only.
 
-`python -m benches.scaling` prints the page's tables. Costs are CPU, from benches/results: per request from the row of
-one-token requests, per further token from the row of 256 streams, less what their requests cost.
+`python -m benches.scaling` prints the page's tables; after a new measurement `make docs` writes them there. Costs are
+CPU, from benches/results: per request from the row of one-token requests, per further token from the row of 256
+streams, less what their requests cost.
 """
 
 import json

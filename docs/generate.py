@@ -1,5 +1,6 @@
-"""Writes what the code says itself: the lifecycles in docs/architecture.md, and all of docs/configuration.md.
+"""Writes the pages and parts of pages that follow from code and measurements.
 
+These are the lifecycles in docs/architecture.md, the tables of docs/scaling.md, and all of docs/configuration.md.
 `make docs` runs it; `make check` (`--check`) and a test compare the pages with what this would write.
 """
 
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from benches.scaling import limit_table, measured, size_table
 from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerState
 
-PAGE = Path(__file__).with_name("architecture.md")
-BEGIN, END = "<!-- lifecycles: begin (make docs) -->", "<!-- lifecycles: end -->"
+ARCHITECTURE = Path(__file__).with_name("architecture.md")
+SCALING = Path(__file__).with_name("scaling.md")
 
 
 def diagram(first: StrEnum, moves: Mapping[StrEnum, frozenset[StrEnum]]) -> str:
@@ -36,11 +38,20 @@ def lifecycles() -> str:
     return f"### A request, as the scheduler sees it\n\n{request}\n\n### A worker\n\n{worker}"
 
 
-def rewritten(page: str) -> str:
-    """Return the page with its generated part made anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{lifecycles()}\n\n{END}{after}"
+def rewritten(page: str, part: str, text: str) -> str:
+    """Return the page with one generated part made anew. Raises ValueError for a page without the part's marks."""
+    begin, end = f"<!-- {part}: begin (make docs) -->", f"<!-- {part}: end -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"no {begin} … {end}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def scaling(page: str) -> str:
+    """Return docs/scaling.md with the tables that follow from benches/results."""
+    costs = measured()
+    return rewritten(rewritten(page, "limits", limit_table(costs)), "sizes", size_table(costs))
 
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
@@ -118,8 +129,12 @@ def configuration() -> str:
 
 
 def main() -> None:
-    """Write both pages, or with --check exit 1 when one is out of date."""
-    wanted = {PAGE: rewritten(PAGE.read_text()), CONFIGURATION: configuration()}
+    """Write the pages, or with --check exit 1 when one is out of date."""
+    wanted = {
+        ARCHITECTURE: rewritten(ARCHITECTURE.read_text(), "lifecycles", lifecycles()),
+        SCALING: scaling(SCALING.read_text()),
+        CONFIGURATION: configuration(),
+    }
     if "--check" in sys.argv:
         old = [page.name for page, text in wanted.items() if not page.exists() or page.read_text() != text]
         sys.exit(f"out of date: docs/{', docs/'.join(old)}: run make docs" if old else 0)
