@@ -86,6 +86,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
             instruments.observe("pdgate_usage_stream_lag", lambda: [(jobs.waiting, {})])
             instruments.observe("pdgate_usage_dead_letters", lambda: [(jobs.dead, {})])
             instruments.observe("pdgate_ledger_drift_ratio", lambda: [(jobs.drift_ratio, {})])
+            instruments.observe("pdgate_redis_file_failing", lambda: [(int(jobs.file.failing), {})])
             for job in jobs.all:
                 tasks.create_task(keep(job))
             for number in range(settings.consumers):

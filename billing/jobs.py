@@ -20,6 +20,7 @@ from billing.budgets import Budgets, held_budgets
 from billing.credits import tenants_with_credit_across_tenants, use_credits
 from billing.partitions import drop_partitions, ensure_partitions
 from billing.reconcile import drift_ratio
+from billing.redis_file import AppendOnlyFile
 from billing.streams import GroupReader
 from billing.webhooks import Webhooks
 from contracts import keys
@@ -73,6 +74,7 @@ class Jobs:
         self._webhooks = webhooks
         self._keep_days = keep_days
         self._address = address
+        self.file = AppendOnlyFile(redis)
         self.waiting = 0
         self.dead = 0
         self.drift_ratio = 0.0
@@ -89,6 +91,7 @@ class Jobs:
             Job("credits", 60.0, self._credits, _LONGEST_S),
             Job("partitions", 3600.0, self._partitions, _LONGEST_S),
             Job("drift", 600.0, self._drift, _LONGEST_S),
+            Job("redis_file", 1.0, self.file.look, 10.0),
         )
 
     async def _backlog(self) -> None:

@@ -124,6 +124,7 @@ _GAUGES: Final = (
     # billing
     Declared("usage_stream_lag", "Usage events not in the database yet."),
     Declared("usage_dead_letters", "Usage events that were buried."),
+    Declared("redis_file_failing", "1 while Redis cannot write its append-only file and refuses every change."),
     Declared("ledger_drift_ratio", "Largest difference between two books of a day, 0 to 1."),
 )
 GAUGES: Final[Mapping[str, Declared]] = MappingProxyType({d.full_name: d for d in _GAUGES})

@@ -70,6 +70,8 @@ class Relay:
                 await self._passing.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                if writer.is_closing():
+                    break  # dropped meanwhile
                 writer.write(piece)
                 await writer.drain()
         writer.transport.abort()  # this one's end ends the other direction too

@@ -37,6 +37,14 @@ BILLING: Final = Board(
                     healthy="0",
                     alarm=1,
                 ),
+                Panel(
+                    title="Redis file failing",
+                    queries=series("max(pdgate_redis_file_failing)", "failing"),
+                    unit="short",
+                    description="1 while Redis cannot write its append-only file and refuses every change.",
+                    healthy="0",
+                    alarm=1,
+                ),
             ),
         ),
         (
