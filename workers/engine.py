@@ -28,7 +28,8 @@ each role change:
     starting   -> ready (engine up) | unhealthy | stopped
     ready      -> draining (a role change, or drain) | unhealthy (work is there, nothing moves) | stopped
     draining   -> switching (nothing runs any more) | ready (called off) | unhealthy | stopped
-    switching  -> ready (a tiny generation worked) | unhealthy (rebuild failed: the process starts again) | stopped
+    switching  -> ready (a tiny generation worked) | draining (the engine still had work of its own)
+                  | unhealthy (rebuild failed: the process starts again) | stopped
     unhealthy  -> ready (it moves again) | starting | stopped
 
 All outlet calls are made on the event loop's thread. They never block and never raise.
@@ -60,7 +61,14 @@ class Refusal(Exception):
 
 
 class SwitchRefused(Exception):
-    """The engine keeps its role and works on: it is busy, or cannot take the other role. The message says why."""
+    """The engine keeps its role and works on. The message says why.
+
+    `busy`: only because work is left in it, perhaps of requests that have ended for everybody else; ask again.
+    """
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
+        super().__init__(message)
+        self.busy = busy
 
 
 class SwitchFailed(Exception):

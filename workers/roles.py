@@ -4,8 +4,9 @@
    confirmed at once; asked for while another change drains, it calls that one off.
 2. DRAINING: the lease and the next Status say so, submits are refused. What runs ends by itself, and every gateway
    confirms the ends. After `drain_cap_s` the change is called off and the worker is READY in its old role.
-3. SWITCHING: the engine's own call. Refused: READY in the old role. Failed: the process ends, and its supervisor starts
-   it again in the role it was made for.
+3. SWITCHING: the engine's own call. Busy: DRAINING again, until the cap; SGLang holds the KV of a hand-off that was
+   aborted in mid-transfer for as long as its peer may still write there. Refused: READY in the old role. Failed: the
+   process ends, and its supervisor starts it again in the role it was made for.
 4. A tiny generation without a peer shows that the engine computes; if it does not, the process ends as well.
 5. READY with a new epoch: gateways attach again, late messages of the old epoch are dropped.
 
@@ -35,6 +36,8 @@ log = structlog.get_logger()
 DRAIN_CAP_S: Final = 60.0
 VERIFY_S: Final = 30.0
 POLL_S: Final = 0.01
+BUSY_POLL_S: Final = 0.1
+"""How long an engine is left alone that says it is busy."""
 LAST_WORD_S: Final = 0.2
 """How long a process that must end waits, so that its answer leaves it."""
 PHASE_OF: Final = {Role.PREFILL: Phase.PREFILL, Role.DECODE: Phase.DECODE, Role.UNIFIED: Phase.UNIFIED}
@@ -131,26 +134,31 @@ class RoleSwitch:
 
     async def _carry_out(self, wish: _Wish) -> None:
         condition = self._condition
-        why_not = await self._drained(wish)
-        drain_ms = (self._now_s() - wish.asked_s) * 1000
-        if why_not:
-            if condition.state is WorkerState.DRAINING:
-                condition.move(WorkerState.READY)
-            self._answer(wish, ok=False, message=why_not, drain_ms=drain_ms)
-            return
-        condition.move(WorkerState.SWITCHING)
-        assert condition.facts is not None
-        if wish.role not in condition.facts.switch_roles:
-            raise RestartNeeded(wish.role, f"the engine starts again as {wish.role}")
-        began_s = self._now_s()
-        try:
-            facts = await self._engine.switch(wish.role)
-        except SwitchRefused as refused:
-            condition.move(WorkerState.READY)
-            self._answer(wish, ok=False, message=str(refused), drain_ms=drain_ms)
-            return
-        except SwitchFailed as failed:
-            await self._give_up(wish, f"the engine lost its role: {failed}", drain_ms)
+        while True:
+            why_not = await self._drained(wish)
+            drain_ms = (self._now_s() - wish.asked_s) * 1000
+            if why_not:
+                if condition.state is WorkerState.DRAINING:
+                    condition.move(WorkerState.READY)
+                self._answer(wish, ok=False, message=why_not, drain_ms=drain_ms)
+                return
+            condition.move(WorkerState.SWITCHING)
+            assert condition.facts is not None
+            if wish.role not in condition.facts.switch_roles:
+                raise RestartNeeded(wish.role, f"the engine starts again as {wish.role}")
+            began_s = self._now_s()
+            try:
+                facts = await self._engine.switch(wish.role)
+                break
+            except SwitchRefused as refused:
+                if not refused.busy:
+                    condition.move(WorkerState.READY)
+                    self._answer(wish, ok=False, message=str(refused), drain_ms=drain_ms)
+                    return
+                condition.move(WorkerState.DRAINING)
+                await asyncio.sleep(BUSY_POLL_S)
+            except SwitchFailed as failed:
+                await self._give_up(wish, f"the engine lost its role: {failed}", drain_ms)
         verified = await self._verify(wish.role)
         if verified:
             await self._give_up(wish, f"the engine does not compute as {wish.role}: {verified}", drain_ms)
@@ -163,15 +171,16 @@ class RoleSwitch:
 
     async def _drained(self, wish: _Wish) -> str:
         """Wait until nothing runs and return "", or why the change is off."""
-        while not self._assignments.quiet or self._engine.load().num_running:
+        while True:
             if self._called_off:
                 return self._called_off
             if self._condition.state is not WorkerState.DRAINING:
                 return f"the worker became {self._condition.state}"
             if self._now_s() - wish.asked_s > self._drain_cap_s:
                 return f"not drained in {self._drain_cap_s:g} s"
+            if self._assignments.quiet and not self._engine.load().num_running:
+                return ""
             await asyncio.sleep(POLL_S)
-        return self._called_off
 
     async def _verify(self, role: Role) -> str:
         """Run a tiny generation without a peer; return "" or what went wrong."""

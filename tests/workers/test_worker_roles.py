@@ -10,7 +10,7 @@ from contracts.perf import DecodeCost, PrefillCost
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_TO_PB
 from tests.workers.peers import FAST, Gateway, Leader, Pair, new_attempt, pair_submits, running_worker, timed_pair
-from workers.engines.faults import FAIL_SWITCH, REFUSE_SWITCH
+from workers.engines.faults import BUSY_SWITCH, FAIL_SWITCH, REFUSE_SWITCH
 from workers.engines.timed_text import expected_text
 from workers.roles import RestartNeeded
 
@@ -110,6 +110,39 @@ async def test_a_refused_change_leaves_the_old_role_at_work():
         answer = await pair.decode_gateway.answer(attempt, Phase.DECODE)
     assert (result.ok, result.role) == (False, pb.ROLE_DECODE)
     assert answer.text == expected_text(PROMPT, 16)
+
+
+async def test_a_change_waits_for_what_is_left_in_the_engine_of_requests_that_have_ended():
+    async with timed_pair(FAST) as pair:
+        condition, states, drains_again = pair.decode.server.condition, list[WorkerState](), asyncio.Event()
+
+        def changed() -> None:
+            states.append(condition.state)
+            if states[-2:] == [WorkerState.SWITCHING, WorkerState.DRAINING]:
+                drains_again.set()
+
+        condition.on_change = changed
+        pair.decode.faults.on.add(BUSY_SWITCH)
+        await pair.decode_leader.send(set_role=pb.SetRole(role=pb.ROLE_PREFILL, leader_epoch=1))
+        async with asyncio.timeout(20):
+            await drains_again.wait()
+        assert not pair.decode_leader.of("role_result")
+        pair.decode.faults.on.discard(BUSY_SWITCH)
+        result = await pair.decode_leader.next_of("role_result", lambda _: True)
+    assert (result.ok, result.role) == (True, pb.ROLE_PREFILL)
+    assert result.drain_ms > 0
+
+
+async def test_an_engine_that_stays_busy_keeps_its_role_after_the_cap():
+    async with running_worker(Role.DECODE, FAST, drain_cap_s=0.2) as decode, asyncio.TaskGroup() as tasks:
+        leader = Leader(decode.address)
+        await leader.open(tasks)
+        decode.faults.on.add(BUSY_SWITCH)
+        result = await set_role(leader, Role.PREFILL)
+        assert (result.ok, result.role) == (False, pb.ROLE_DECODE)
+        assert "drained" in result.message
+        assert decode.server.condition.state is WorkerState.READY
+        await leader.close()
 
 
 async def test_a_stale_leader_changes_no_role():

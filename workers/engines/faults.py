@@ -8,8 +8,9 @@ DROP_KV = "drop_kv"  # the hand-off arrives without its payload
 CORRUPT_KV = "corrupt_kv"  # the hand-off arrives damaged, which the receiver's checksum shows (timed engine)
 LOSE_HAND_OFF = "lose_hand_off"  # the hand-off never arrives
 REFUSE_SWITCH = "refuse_switch"  # a role change is refused, the old role stays
+BUSY_SWITCH = "busy_switch"  # work is left in the engine that nobody waits for: a role change must be asked for again
 FAIL_SWITCH = "fail_switch"  # a role change leaves the engine without a role
-KNOWN = frozenset({HANG, DROP_KV, CORRUPT_KV, LOSE_HAND_OFF, REFUSE_SWITCH, FAIL_SWITCH})
+KNOWN = frozenset({HANG, DROP_KV, CORRUPT_KV, LOSE_HAND_OFF, REFUSE_SWITCH, BUSY_SWITCH, FAIL_SWITCH})
 _REREAD_S = 0.05
 
 

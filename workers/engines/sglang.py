@@ -50,6 +50,7 @@ EXIT_ENGINE_DIED = 70
 POLL_S = 0.1
 SWITCH_S = 120.0  # a rebuild takes under a second; capturing graphs, tens of seconds
 SCRATCH = "pdgate-engine-"
+_NOT_IDLE = "not idle"  # of SGLang's answer to a role change; it has no code for it
 
 
 class SglangEngine:
@@ -173,7 +174,7 @@ class SglangEngine:
             self._chunks_seen += 1  # the engine has moved, though nothing was computed
             return self._facts
         if result.safe_to_restore:
-            raise SwitchRefused(result.message)
+            raise SwitchRefused(result.message, busy=_NOT_IDLE in result.message)
         raise SwitchFailed(result.message)
 
     def load(self) -> EngineLoad:

@@ -18,7 +18,7 @@ from collections import deque
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.perf import LatencyModel
 from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
-from workers.engines.faults import DROP_KV, FAIL_SWITCH, HANG, LOSE_HAND_OFF, REFUSE_SWITCH, Faults
+from workers.engines.faults import BUSY_SWITCH, DROP_KV, FAIL_SWITCH, HANG, LOSE_HAND_OFF, REFUSE_SWITCH, Faults
 from workers.engines.prefix_cache import PrefixCache
 from workers.engines.timed_details import check_details, detailed
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
@@ -90,8 +90,9 @@ class TimedEngine:
 
     async def switch(self, role: Role) -> EngineFacts:
         """Take another role; to or from unified takes the time of a restart."""
-        if self._requests or self._faults.has(REFUSE_SWITCH):
-            raise SwitchRefused("instance is not idle; drain all requests before switching")
+        busy = bool(self._requests) or self._faults.has(BUSY_SWITCH)
+        if busy or self._faults.has(REFUSE_SWITCH):
+            raise SwitchRefused("not idle" if busy else "refused, as it was told to", busy=busy)
         await asyncio.sleep(self._restart_s if Role.UNIFIED in (role, self._role) else self._switch_s)
         if self._faults.has(FAIL_SWITCH):
             raise SwitchFailed("the rebuild failed, as it was told to")
