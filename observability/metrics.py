@@ -115,6 +115,10 @@ _GAUGES: Final = (
     Declared("pd_ratio_config", "Configured or chosen prefill workers per decode worker.", ("pool",)),
     Declared("workers_desired", "Workers the autoscaler asks for.", ("pool", "role")),
     Declared("workers_cost", "Cost of the pool's workers per hour, currency units.", ("pool",)),
+    Declared(
+        "expert_imbalance", "Hits of a mixture's busiest expert over the mean, mean of its layers.", ("pool", "role")
+    ),
+    Declared("expert_distance", "How differently prefill and decode hit a mixture's experts, 0 to 1.", ("pool",)),
     Declared("degrade_step", "Step of the degrade ladder; 0 = undisturbed.", ("pool",)),
     # worker
     Declared("worker_running", "Requests in the engine.", ("pool", "role")),

@@ -30,6 +30,8 @@ class Gauges:
         instruments.observe("pdgate_pd_ratio_config", self.ratio_config)
         instruments.observe("pdgate_workers_desired", self.workers_desired)
         instruments.observe("pdgate_workers_cost", self.workers_cost)
+        instruments.observe("pdgate_expert_imbalance", self.expert_imbalance)
+        instruments.observe("pdgate_expert_distance", self.expert_distance)
         instruments.observe("pdgate_degrade_step", self.degrade_step)
         instruments.observe("pdgate_queue_age_seconds", self.queue_age)
 
@@ -99,6 +101,18 @@ class Gauges:
             autoscaler = pool.term.helm.autoscaler if pool.term is not None else None
             if autoscaler is not None:
                 yield autoscaler.cost_per_hour, {"pool": pool.pool}
+
+    def expert_imbalance(self) -> Observations:
+        """Yield how unevenly each role's tokens hit the experts of a mixture."""
+        for pool in self._pools:
+            for role, value in pool.memory.experts.imbalances.items():
+                yield value, {"pool": pool.pool, "role": role.value}
+
+    def expert_distance(self) -> Observations:
+        """Yield how differently prefill and decode hit the experts."""
+        for pool in self._pools:
+            if (value := pool.memory.experts.distance) is not None:
+                yield value, {"pool": pool.pool}
 
     def degrade_step(self) -> Observations:
         """Yield where the degrade ladder of each pool that we lead stands."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from contracts.v1 import worker_pb2 as pb
 from scheduler.costs import Costs
+from scheduler.experts import Experts
 from scheduler.prefixes import Prefixes
 from scheduler.profile import PoolProfile
 from scheduler.router import Router
@@ -13,11 +14,12 @@ Send = Callable[[Worker, pb.ControlCommand], bool]
 
 
 class PoolMemory:
-    """Costs of workers, prefixes in their caches, lengths of answers. Listens to the registry."""
+    """Costs of workers, prefixes in their caches, experts that were hit, lengths of answers. Hears to the registry."""
 
     def __init__(self, profile: PoolProfile, *, send: Send) -> None:
         self.costs = Costs(profile)
         self.prefixes = Prefixes()
+        self.experts = Experts()
         self.router = Router(profile, prefixes=self.prefixes, latency=self.costs.latency, costs_known=self.costs.known)
         self._send = send
 
@@ -38,6 +40,8 @@ class PoolMemory:
             case "kv_events":
                 if not self.prefixes.heard(worker, report.kv_events):
                     self._send(worker, pb.ControlCommand(kv_resync=pb.KvResync()))
+            case "expert_hits":
+                self.experts.heard(worker, report.expert_hits)
             case _:
                 pass
 

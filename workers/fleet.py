@@ -29,6 +29,7 @@ from contracts.lifecycle import Role
 from contracts.resp import redis_client
 from observability.telemetry import configure_logging
 from workers.assignments import Identity
+from workers.expert_table import ExpertTable
 from workers.heartbeat import Heartbeat
 from workers.kv_table import KvTable
 from workers.outbox import Limits
@@ -101,7 +102,7 @@ async def _start(
     server = WorkerServer(
         identity,
         settings.role,
-        build_engine(settings, catalog, kv, revision=revision),
+        build_engine(settings, catalog, kv, ExpertTable(), revision=revision),
         limits=Limits(
             max_chunks=settings.ring_chunks,
             coalesce_s=settings.coalesce_ms / 1000,

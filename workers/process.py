@@ -35,6 +35,7 @@ from workers.engines.faults import Faults
 from workers.engines.http import HttpEngine, HttpOptions
 from workers.engines.sglang_options import SglangOptions
 from workers.engines.timed import TimedEngine
+from workers.expert_table import ExpertTable
 from workers.heartbeat import Fenced, Heartbeat
 from workers.kv_table import KvTable
 from workers.model_files import model_revision
@@ -64,7 +65,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None
 
 
-def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, *, revision: str) -> Engine:
+def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, experts: ExpertTable, *, revision: str) -> Engine:
     """Return the configured engine. For sglang this spawns its processes and loads the model."""
     if settings.engine == "timed":
         faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
@@ -85,7 +86,7 @@ def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, *, revision:
     # Here and not at the top: a timed worker runs where sglang and torch are not installed.
     from workers.engines.sglang import SglangEngine  # noqa: PLC0415
 
-    return SglangEngine(sglang_options_of(settings, catalog, revision=revision), kv)
+    return SglangEngine(sglang_options_of(settings, catalog, revision=revision), kv, experts)
 
 
 def http_engine(settings: Settings, catalog: Catalog) -> HttpEngine:
@@ -192,7 +193,14 @@ def revision_of(settings: Settings) -> str:
 
 
 async def serve(
-    settings: Settings, engine: Engine, catalog: Catalog, kv: KvTable, *, revision: str, started_unix_ms: int
+    settings: Settings,
+    engine: Engine,
+    catalog: Catalog,
+    kv: KvTable,
+    experts: ExpertTable,
+    *,
+    revision: str,
+    started_unix_ms: int,
 ) -> Ending:
     """Run the worker until SIGTERM or SIGINT, then stop gracefully; or until it must start again, or is fenced off."""
     identity = Identity(
@@ -220,6 +228,7 @@ async def serve(
         min_grace_s=settings.progress_grace_s,
         may_restart=True,
         kv=kv,
+        experts=experts,
         accelerators=find_accelerators() if settings.engine == "sglang" else None,
         credentials=credentials_of("WORKER_", settings, listen=settings.listen, open_health=settings.open_health),
     )
@@ -373,10 +382,12 @@ def main() -> None:
         raise SettingsError(f"WORKER_CATALOG: {error}") from None
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
-    kv = KvTable(revision)
-    engine = build_engine(settings, catalog, kv, revision=revision)
+    kv, experts = KvTable(revision), ExpertTable()
+    engine = build_engine(settings, catalog, kv, experts, revision=revision)
     try:
-        ending = uvloop.run(serve(settings, engine, catalog, kv, revision=revision, started_unix_ms=started_unix_ms))
+        ending = uvloop.run(
+            serve(settings, engine, catalog, kv, experts, revision=revision, started_unix_ms=started_unix_ms)
+        )
     except OSError as error:
         sys.exit(f"worker {settings.id}: {error}")
     sys.stdout.flush()

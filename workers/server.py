@@ -19,6 +19,7 @@ from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
 from workers.engine import End, Engine, Job
+from workers.expert_table import ExpertTable
 from workers.health import Health
 from workers.kv_table import KvTable
 from workers.machine import Machine
@@ -81,6 +82,7 @@ class WorkerServer:
         drain_cap_s: float = DRAIN_CAP_S,
         may_restart: bool = False,
         kv: KvTable | None = None,
+        experts: ExpertTable | None = None,
         accelerators: Accelerators | None = None,
         credentials: Credentials = NOBODY_ASKED,
     ) -> None:
@@ -103,6 +105,7 @@ class WorkerServer:
         )
         self.probes = Probes(engine, lambda result: self._control.tell_leaders(pb.ControlReport(probe_result=result)))
         self.kv = kv if kv is not None else KvTable("")  # an empty one is falsy
+        self._experts = experts or ExpertTable()
         self.condition.kv_seq = lambda: self.kv.seq
         self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv)
         self._credentials = credentials
@@ -147,6 +150,8 @@ class WorkerServer:
                 await self.health.tell()
                 for events in self.kv.take():
                     self._control.tell_leaders(pb.ControlReport(kv_events=events))
+                if (hits := self._experts.take()) is not None:
+                    self._control.tell_leaders(pb.ControlReport(expert_hits=hits))
                 if self._may_restart and self.condition.hung:
                     raise RestartNeeded(None, "the engine hangs: work is there and nothing moves")
 

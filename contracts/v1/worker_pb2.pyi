@@ -306,7 +306,7 @@ class KvResync(_message.Message):
     def __init__(self) -> None: ...
 
 class ControlReport(_message.Message):
-    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result", "kv_events", "probe_result", "also")
+    __slots__ = ("inventory", "accepted", "rejected", "status", "prefill_done", "final", "delivered", "role_result", "kv_events", "probe_result", "expert_hits", "also")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,7 @@ class ControlReport(_message.Message):
     ROLE_RESULT_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     PROBE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_HITS_FIELD_NUMBER: _ClassVar[int]
     ALSO_FIELD_NUMBER: _ClassVar[int]
     inventory: Inventory
     accepted: Accepted
@@ -328,8 +329,9 @@ class ControlReport(_message.Message):
     role_result: RoleResult
     kv_events: KvEvents
     probe_result: ProbeResult
+    expert_hits: ExpertHits
     also: _containers.RepeatedCompositeFieldContainer[ControlReport]
-    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
+    def __init__(self, inventory: _Optional[_Union[Inventory, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., role_result: _Optional[_Union[RoleResult, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., expert_hits: _Optional[_Union[ExpertHits, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("worker_id", "worker_epoch", "leader_epoch", "running", "finals", "status", "v")
@@ -482,6 +484,14 @@ class KvEvents(_message.Message):
     stored: bytes
     removed: bytes
     def __init__(self, seq: _Optional[int] = ..., cleared: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+
+class ExpertHits(_message.Message):
+    __slots__ = ("experts", "tokens")
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    experts: int
+    tokens: bytes
+    def __init__(self, experts: _Optional[int] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class ProbeResult(_message.Message):
     __slots__ = ("id", "phase", "ok", "ms", "error")

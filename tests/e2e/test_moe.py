@@ -1,15 +1,19 @@
-"""A tiny Qwen3-MoE under a pair: what one engine says, and only with the KV cache."""
+"""A tiny Qwen3-MoE under a pair: what one engine says, and only with the KV cache; and which experts each role hits."""
 
 import subprocess
 
 import pytest
 
+from contracts.experts import distance, imbalance
+from contracts.wire import unpack_ids
 from tests.engines import running_engines, tiny_model
 from tests.processes import REPOSITORY, engine_python
 from tests.workers.engine_client import client_of
+from tests.workers.peers import Leader
 
 pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(800)]
 
+LAYERS, EXPERTS, EXPERTS_PER_TOKEN = 2, 8, 2  # of moe_files.py
 GREEDY = {"temperature": 0.0, "max_tokens": 24}
 
 
@@ -19,7 +23,8 @@ def experts(tmp_path):
     model = tmp_path / "model"
     script = REPOSITORY / "tests/e2e/moe_files.py"
     subprocess.run([engine_python(), script, tiny_model(), model], check=True, timeout=300)
-    with running_engines(tmp_path, model=model) as engines:
+    recording = {"WORKER_ENGINE_OPTIONS": '{"expert_distribution_recorder_mode": "stat"}'}
+    with running_engines(tmp_path, model=model, environ=recording) as engines:
         yield engines
 
 
@@ -29,7 +34,23 @@ async def test_a_mixture_of_experts_under_a_pair_says_what_one_engine_says(exper
         alone = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
         pair = [(await client.pair(prompt, **GREEDY))[1] for prompt in engines.prompts]
         engines.faults.write_text("drop_kv")
+        hits = {role: await hits_of(client.leaders[role]) for role in ("prefill", "decode")}
         broken = [(await client.pair(p, cache_salt="dropped", **GREEDY))[1] for p in engines.prompts]
     assert [answer.ids for answer in pair] == [answer.ids for answer in alone]
     assert len({tuple(answer.ids) for answer in alone}) == len(engines.prompts)
     assert all(without.ids != answer.ids for without, answer in zip(broken, alone, strict=True))
+    for role, told in hits.items():
+        assert len(told) == LAYERS * EXPERTS
+        layers = [sum(told[:EXPERTS]), sum(told[EXPERTS:])]
+        assert layers[0] == layers[1] > 0, role  # every token hits as many experts of each layer
+        assert layers[0] % EXPERTS_PER_TOKEN == 0
+        assert imbalance(told, EXPERTS) > 1  # random weights are not even
+    assert 0 < distance(hits["prefill"], hits["decode"], EXPERTS) < 1
+
+
+async def hits_of(leader: Leader) -> list[int]:
+    """The first hits that a worker tells of."""
+    await leader.until(lambda: leader.of("expert_hits"))
+    report = leader.of("expert_hits")[0]
+    assert report.experts == EXPERTS
+    return unpack_ids(report.tokens)

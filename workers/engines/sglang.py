@@ -35,9 +35,11 @@ from workers.engines.kv_bytes import kv_bytes_per_token
 from workers.engines.pieces import Pieces
 from workers.engines.prefill_watch import PrefillWatch
 from workers.engines.sglang_answer import ONE_TOKEN, Answer, sampling_params
+from workers.engines.sglang_experts import FOLDER_VARIABLE, ExpertFeed, records
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
 from workers.engines.sglang_kv import KvFeed, page_fits
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
+from workers.expert_table import ExpertTable
 from workers.kv_table import KvTable
 from workers.pins import Pins
 
@@ -56,7 +58,7 @@ _NOT_IDLE = "not idle"  # of SGLang's answer to a role change; it has no code fo
 class SglangEngine:
     """One SGLang engine; see workers.engine.Engine for the calls."""
 
-    def __init__(self, options: SglangOptions, kv: KvTable) -> None:
+    def __init__(self, options: SglangOptions, kv: KvTable, experts: ExpertTable) -> None:
         # Here and not at the top: the environment comes first, and child processes import this module.
         import torch  # noqa: PLC0415
 
@@ -65,7 +67,8 @@ class SglangEngine:
         # SGLang's sockets and metrics files go here, so that nothing stays behind.
         _remove_scratch_of_the_dead()
         self._scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
-        os.environ.update(variables, TMPDIR=self._scratch)
+        expert_files = Path(self._scratch) / "experts"
+        os.environ.update(variables, TMPDIR=self._scratch, **{FOLDER_VARIABLE: str(expert_files)})
         tempfile.tempdir = None  # read TMPDIR again
         sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(":") if path not in sys.path]
 
@@ -78,6 +81,7 @@ class SglangEngine:
         sglang_parsers.check_names(options)
         self._options = options
         self._feed = KvFeed(kv, Path(self._scratch))
+        self._experts = ExpertFeed(expert_files, experts.add, load=partial(torch.load, weights_only=True))
         self._hand_off = HandOff.STORE if options.store is not None else HandOff.DIRECT
         has_peers = options.role is not Role.UNIFIED and options.store is None
         self._port = (options.bootstrap_port or _free_port()) if has_peers else 0
@@ -126,6 +130,8 @@ class SglangEngine:
                 self._tasks = tasks
                 if self._facts.tells_blocks:
                     tasks.create_task(self._feed.run())
+                if records(self._engine.server_args):
+                    tasks.create_task(self._experts.run(self._tm))
                 while True:
                     self._read_load()
                     await asyncio.sleep(POLL_S)

@@ -32,6 +32,10 @@ def activate() -> None:
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", _with_seeds, HookType.AFTER
     )
     HookRegistry.register("sglang.kernels.ops.sampling.murmur_hash.murmur_hash32", murmur_hash32, HookType.REPLACE)
+    # The record of experts asks the device's module for these two.
+    for name, answer in (("is_current_stream_capturing", False), ("empty_cache", None)):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, lambda answer=answer: answer)
     if UNPINNED_VARIABLE in os.environ:
         _never_pin()
     if STORE_VARIABLE in os.environ:
