@@ -3,7 +3,7 @@
 Three prefill and three decode workers serve requests all the time while one worker after the other changes its role and
 a later one changes back. Nothing may be lost and every text must be right. Printed, and written to
 `benches/results/flips.json`: drain time, the engine's own switch, and the control part, which is all the rest from the
-command until the scheduler can place on the worker again.
+command until the scheduler can place on the worker again. The real engine's figures, beside: `benches.flips_real`.
 """
 
 import argparse
@@ -101,6 +101,12 @@ def quantile(values: list[float], share: float) -> float:
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 1)
 
 
+def write(**measured: object) -> None:
+    """Write what was measured; other figures stay as they are written."""
+    written = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**written, **measured}, indent=2) + "\n")
+
+
 async def bench(number: int, folder: Path) -> dict[str, object]:
     valkey = start_valkey(folder)
     try:
@@ -131,9 +137,8 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=60)
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(bench(parser.parse_args().flips, Path(folder)))
-    text = json.dumps(result, indent=2)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    write(**result)
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -43,11 +43,24 @@ CHATML = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process under `-n`, and all that need the real engines in one, too."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process under `-n`, and all that need the real engines in one, too.
+
+    In one process those with real engines come last, and of them those on the engines that the whole run shares, which
+    stay until its end: so no two sets of engines are there at once, and none while something else is measured.
+    """
+    if not hasattr(config, "workerinput"):
+        items.sort(key=_engines_last)
     for item in items:
         group = "engine" if item.get_closest_marker("engine") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _engines_last(item: pytest.Item) -> int:
+    if not item.get_closest_marker("engine"):
+        return 0
+    definitions = item._fixtureinfo.name2fixturedefs.get("engines", ()) if isinstance(item, pytest.Function) else ()
+    return 2 if any(definition.scope == "session" for definition in definitions[-1:]) else 1
 
 
 @pytest.fixture(scope="session")
