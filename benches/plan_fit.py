@@ -7,7 +7,7 @@ planner's defaults.
 import argparse
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from rich.console import Console
@@ -49,9 +49,9 @@ def main() -> None:
         "KV transfer": held_out_transfer(transfers),
     }
     found = efficiency(fit(rows), fit_transfer(transfers))
-    floor = floor_of(rows)
+    floor, apart = floor_of(rows), spreads_of(rows)
     if options.json:
-        whole = {"dropped": dropped, "held_out": reports, "tpot_floor": floor, "fit": found}
+        whole = {"dropped": dropped, "held_out": reports, "tpot_floor": floor, "tpot_spread": apart, "fit": found}
         print(msgspec.json.format(msgspec.json.encode(whole)).decode())
     else:
         _print(rows, dropped, reports)
@@ -60,6 +60,12 @@ def main() -> None:
             f"{floor.scaled_by_group:.1%} unseen but with the best factor for each model and GPU,\n"
             f"{floor.scaled_by_release:.1%} with the best factor for each model, GPU, engine release and format\n"
         )
+        for name, spread in apart.items():
+            print(
+                f"one figure for all {name}: {spread.mape:.1%} at best (median {spread.median:.1%}, P90 "
+                f"{spread.p90:.1%}; {spread.settings} settings, {spread.values} figures)"
+            )
+        print()
     if options.write:
         FITTED.write_text(HEADER + to_toml(found))
     elif not options.json:
@@ -96,6 +102,57 @@ def floor_of(rows: Sequence[Measured]) -> Floor:
         scaled_by_group=scaled(lambda r: r.group),
         scaled_by_release=scaled(lambda r: (r.group, r.engine, r.version, r.use.weights)),
     )
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How far measurements of one setting lie from their median: no model that gives one figure does better."""
+
+    settings: int
+    values: int
+    mape: float
+    median: float
+    p90: float
+
+
+def spreads_of(rows: Sequence[Measured]) -> dict[str, Spread]:
+    """Return the spread of TPOT between runs, releases and engines that share lengths, GPUs, format and load."""
+
+    def setting(row: Measured) -> tuple[object, ...]:
+        use = row.use.gpus, row.use.attention_dp, row.use.weights  # the cache's format is the engine's own
+        return row.group, use, row.concurrency, row.prompt_tokens, row.output_tokens
+
+    runs = [((*setting(r), r.engine, r.version), r.tpot_ms) for r in rows]
+    releases = _medians(runs)
+    engines = _medians((key[:-1], tpot) for key, tpot in releases)
+    return {
+        "runs of one release": spread_of(runs),
+        "releases of one engine": spread_of((key[:-1], tpot) for key, tpot in releases),
+        "engines": spread_of((key[:-1], tpot) for key, tpot in engines),
+    }
+
+
+def spread_of(figures: Iterable[tuple[tuple[object, ...], float]]) -> Spread:
+    """Return the spread within each setting that has more than one figure."""
+    several = [figures for figures in _by_setting(figures).values() if len(figures) > 1]
+    errors = sorted(abs(percentile(sorted(s), 0.5) / value - 1) for s in several for value in s)
+    return Spread(
+        settings=len(several),
+        values=len(errors),
+        mape=mean(errors),
+        median=percentile(errors, 0.5),
+        p90=percentile(errors, 0.9),
+    )
+
+
+def _medians(figures: Iterable[tuple[tuple[object, ...], float]]) -> list[tuple[tuple[object, ...], float]]:
+    return [(key, percentile(sorted(values), 0.5)) for key, values in _by_setting(figures).items()]
+
+
+def _by_setting(figures: Iterable[tuple[tuple[object, ...], float]]) -> dict[tuple[object, ...], list[float]]:
+    found: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for key, value in figures:
+        found[key].append(value)
+    return found
 
 
 def to_toml(found: Efficiency) -> str:

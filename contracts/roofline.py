@@ -127,6 +127,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     node_bytes_per_s: float  # to the GPUs of its node, one direction
     network_bytes_per_s: float  # its share of the node's network cards, one direction
     gpus_per_node: int = 8
+    maker: str = "NVIDIA"
+    hands_off: bool = True  # whether engines move KV between workers on it; without that it only serves unified
     price_per_hour: float = 0.0  # of one GPU, in the user's currency
     price_dated: str = ""
     price_note: str = ""

@@ -14,10 +14,18 @@ from contracts.roofline import Accelerator, Deployment, Efficiency, ModelShape
 from pdgate.plan.fit import ENGINES, Coefficients, calibrate, efficiency, prefill_features
 from pdgate.plan.least_squares import predict
 from pdgate.plan.measured import Measured
-from pdgate.plan.workload import WorkloadError, percentile
+from pdgate.plan.workload import WorkloadError, mean, percentile
 
 LEAST = 3  # measurements; at the lowest, a middle and the highest concurrency
 COLUMNS = ("gpus", "concurrency", "prompt_tokens", "output_tokens", "tpot_ms")
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a calibration does; errors of TPOT, 0.1 = 10 %."""
+
+    runs: int
+    before: float  # of the factors as they were
+    after: float  # on each measurement, by a calibration on the others
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +90,19 @@ def calibrated(fit: Efficiency, rows: Sequence[Measured]) -> Efficiency:
     fronts = sorted(max(0.0, r.ttft_ms - predict(compute, prefill_features(r)[: len(compute)])) for r in alone)
     front_ms = {**fit.front_ms, alone[0].engine: percentile(fronts, 0.5)}
     return msgspec.structs.replace(found, front_ms=front_ms)
+
+
+def calibration_of(fit: Efficiency, rows: Sequence[Measured]) -> Calibration:
+    """Return the errors before and after, each measurement predicted without itself."""
+    prior = _coefficients(fit)
+    others = [[*rows[:i], *rows[i + 1 :]] for i in range(len(rows))]
+    return Calibration(
+        runs=len(rows),
+        before=mean([abs(prior.tpot_ms(row) / row.tpot_ms - 1) for row in rows]),
+        after=mean(
+            [abs(calibrate(prior, rest).tpot_ms(row) / row.tpot_ms - 1) for row, rest in zip(rows, others, strict=True)]
+        ),
+    )
 
 
 def _coefficients(fit: Efficiency) -> Coefficients:

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from contracts.catalog import CatalogError, read_catalog
-from contracts.roofline import DTYPE_BYTES, Accelerator, Efficiency
+from contracts.roofline import DTYPE_BYTES, Accelerator
 from contracts.slo import SloTarget
 from pdgate.output import show_json
-from pdgate.plan.calibration import calibrated, read_measurements
+from pdgate.plan.calibration import calibrated, calibration_of, read_measurements
 from pdgate.plan.compare import LocalModel
 from pdgate.plan.described import PRESETS, Description, preset_workload, sample
 from pdgate.plan.experts import Hits, read_hits
@@ -24,8 +24,10 @@ from pdgate.plan.hardware import accelerators, find_accelerator, parse_gpus
 from pdgate.plan.html import html_report
 from pdgate.plan.models import find_model
 from pdgate.plan.money import Prices
-from pdgate.plan.plan import Question, make_plan
+from pdgate.plan.plan import Plan, make_plan
+from pdgate.plan.question import Question
 from pdgate.plan.scheduler_file import scheduler_toml
+from pdgate.plan.sharing import read_report, without_money
 from pdgate.plan.speculation import parse_speculation
 from pdgate.plan.text import print_plan
 from pdgate.plan.traces import read_trace
@@ -103,10 +105,18 @@ def plan(
     simulation: Annotated[bool, typer.Option(help="Play the fleets under the production policy too.")] = True,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the scheduler's starting configuration.")] = None,
+    money: Annotated[bool, typer.Option(help="Prices, costs and margin; leave them out of what you share.")] = True,
+    show: Annotated[
+        Path | None, typer.Option(help="Print a plan that was shared: its page or its JSON. Nothing is computed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say whether to split prefill and decode for this traffic, how, and what it costs."""
     try:
+        if show is not None:
+            shared = read_report(show)
+            _print(shared if money else without_money(shared), as_json=as_json)
+            return
         known = _priced(accelerators(hardware), price or [])
         described = Description(
             rate_rps=rate if rate is not None else 0.0,
@@ -150,17 +160,22 @@ def plan(
             speculation=parse_speculation(speculate) if speculate is not None else None,
         )
         if measured is not None:
-            question = msgspec.structs.replace(question, fit=_calibrated(measured, question))
+            question = _calibrated(measured, question)
         with _bar() as tell:
             answer = make_plan(question, with_simulation=simulation, with_surface=html is not None, progress=tell)
+        told = answer if money else without_money(answer)
         for file, text in (
-            (html, html_report(answer, workload) if html else ""),
+            (html, html_report(told, workload) if html else ""),
             (write, scheduler_toml(answer) if write else ""),
         ):
             if file is not None:
                 file.write_text(text, encoding="utf-8")
     except (WorkloadError, OSError) as error:
         raise CannotStart(str(error)) from None
+    _print(told, as_json=as_json)
+
+
+def _print(answer: Plan, *, as_json: bool) -> None:
     if as_json:
         show_json(answer)
     else:
@@ -221,8 +236,8 @@ def _curve(text: str) -> tuple[float, ...]:
     return tuple(rate / mean(rates) for rate in rates)
 
 
-def _calibrated(file: Path, question: Question) -> Efficiency:
-    """The factors moved towards the user's measurements."""
+def _calibrated(file: Path, question: Question) -> Question:
+    """The question with factors moved towards the user's measurements."""
     rows = read_measurements(
         file,
         shape=question.shape,
@@ -231,7 +246,8 @@ def _calibrated(file: Path, question: Question) -> Efficiency:
         kv=question.kv,
         engine=question.engine,
     )
-    return calibrated(question.fit, rows)
+    fit, found = calibrated(question.fit, rows), calibration_of(question.fit, rows)
+    return msgspec.structs.replace(question, fit=fit, calibration=found)
 
 
 def _priced(known: dict[str, Accelerator], prices: list[str]) -> dict[str, Accelerator]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from contracts.roofline import Accelerator, ModelShape
-from pdgate.plan.fleet import Setting, Worker, workers_of
+from pdgate.plan.fleet import Setting, Worker, runs_on, workers_of
 from pdgate.plan.money import Prices
 from pdgate.plan.options import best, load_of, smallest
 from pdgate.plan.shapes import Kind, Shape, mixed_shapes, split_shapes, unified_shapes
@@ -13,6 +13,7 @@ from pdgate.plan.traffic import Traffics
 
 MOST_GPUS = 512  # of the search for the smallest fleet
 MOST_ALTERNATIVES = 2  # other kinds of GPU that are shown, the best ones
+NO_HAND_OFF = "no engine hands KV over on these machines"
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     capacity_rps: float  # highest rate that keeps the targets
     gain: float | None  # capacity over the unified fleet's, less one; None = the unified fleet has none
     attainment: float  # 0 to 1 at the planned rate
-    price_per_hour: float
+    price_per_hour: float | None  # None = left out of a report that is shared
     note: str = ""
 
 
@@ -47,6 +48,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     mean_rate_rps: float | None = None  # money at this rate; None = at the planned one
     alternatives: tuple[Accelerator, ...] = ()  # other GPUs to try for decode at the same price
     local: LocalModel | None = None  # a small model for short prompts
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether an engine moves KV between workers on all of the fleet."""
+        return all(gpu.hands_off for _, gpu in self.fleet)
 
 
 class Comparison:
@@ -88,7 +94,7 @@ class Comparison:
         for kind, result in found.items():
             if result is None:
                 if kind is not Kind.HETEROGENEOUS or len(self._ask.fleet) == 2:
-                    rows.append(_none(kind))
+                    rows.append(_none(kind, self._ask))
                 continue
             rows.append(self._option(kind.value, *result, base, self._idle(result[0])))
         return rows
@@ -100,7 +106,7 @@ class Comparison:
         apart = msgspec.structs.replace(self._setting, network=self._setting.network or _cards(own))
         rows = []
         for other in self._ask.alternatives:
-            if other.name == own.name or not other.price_per_hour:
+            if other.name == own.name or not other.price_per_hour or not runs_on(self._setting.engine, other):
                 continue
             found: tuple[Shape, float] | None = None
             for quarters in (1, 2, 3):
@@ -120,6 +126,8 @@ class Comparison:
                     found = result
             if found is not None:
                 note = f"not your fleet: {other.name} bought for the same price per hour"
+                if other.maker != own.maker:
+                    note += f"; does your engine hand KV over from {own.maker} to {other.maker}?"
                 rows.append(self._option(f"decode on {other.name}", *found, base, note))
         rows.sort(key=lambda row: -row.capacity_rps)
         return rows[:MOST_ALTERNATIVES]
@@ -159,7 +167,8 @@ class Comparison:
                 yield from split_shapes(kind, workers, workers, count)
 
 
-def _none(kind: Kind) -> Option:
+def _none(kind: Kind, ask: Ask) -> Option:
+    unlinked = kind is not Kind.UNIFIED and not ask.hands_off
     return Option(
         name=kind.value,
         workers="-",
@@ -168,7 +177,7 @@ def _none(kind: Kind) -> Option:
         gain=None,
         attainment=0.0,
         price_per_hour=0.0,
-        note="keeps the targets at no rate",
+        note=NO_HAND_OFF if unlinked else "keeps the targets at no rate",
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pdgate.plan.beside import HYBRID, OFFLINE, hybrid, offline_batch
 from pdgate.plan.binding import binding_of
-from pdgate.plan.compare import MOST_GPUS, Ask, Comparison, Option
+from pdgate.plan.compare import MOST_GPUS, NO_HAND_OFF, Ask, Comparison, Option
 from pdgate.plan.fleet import Setting, workers_of
 from pdgate.plan.money import Money, money_of
 from pdgate.plan.options import Load, load_of
@@ -70,7 +70,7 @@ class Smallest(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: str
     gpus: int
-    price_per_hour: float
+    price_per_hour: float | None  # None = left out of a report that is shared
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,14 @@ def decide(ask: Ask, traffics: Traffics, setting: Setting, progress: Callable[[s
     if small_split and small_unified:
         saving = round(1 - small_split.price_per_hour / small_unified.price_per_hour, 9)
     offline = setting.target.ttft_ms is None and setting.target.tpot_ms is None
-    verdict, reason = _verdict(0.0 if offline else rate, unified, split, gain, saving)
+    verdict, reason = _verdict(
+        0.0 if offline else rate,
+        unified,
+        split,
+        gain,
+        saving,
+        without_split="no split keeps the targets" if ask.hands_off else NO_HAND_OFF,
+    )
     shape = {Verdict.UNIFIED: unified, Verdict.INFEASIBLE: None}.get(verdict, split)
     chosen = (
         shape[0]
@@ -216,6 +223,8 @@ def _verdict(
     split: tuple[Shape, float] | None,
     gain: float,
     saving: float | None,
+    *,
+    without_split: str,
 ) -> tuple[Verdict, str]:
     by_unified = unified is not None and unified[1] >= rate
     by_split = split is not None and split[1] >= rate
@@ -228,7 +237,7 @@ def _verdict(
         return parted, f"{_signed(gain)} goodput on the same GPUs (the rule asks for {WORTH:.0%})"
     if by_split and saving is not None and saving >= WORTH:
         return parted, f"the smallest fleet costs {saving:.0%} less (the rule asks for {WORTH:.0%})"
-    less = f"a split changes goodput by {_signed(gain)}" if split else "no split keeps the targets"
+    less = f"a split changes goodput by {_signed(gain)}" if split else without_split
     return Verdict.UNIFIED, f"{less}; the rule asks for {WORTH:.0%} in goodput or cost"
 
 

@@ -70,13 +70,13 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
 def fit(rows: Sequence[Measured]) -> Coefficients:
     """Return the factors that fit the rows best."""
     prefill = fit_prefill(unloaded(rows))
-    decode = robust_fit([decode_features(r, prefill) for r in rows], [r.tpot_ms for r in rows], _group_weights(rows))
+    decode = robust_fit([decode_features(r, prefill) for r in rows], [r.tpot_ms for r in rows], group_weights(rows))
     return Coefficients(prefill=tuple(prefill), decode=tuple(decode))
 
 
 def fit_prefill(rows: Sequence[Measured]) -> list[float]:
     """Return the TTFT coefficients in the order of `prefill_features`."""
-    return robust_fit([prefill_features(r) for r in rows], [r.ttft_ms for r in rows], _group_weights(rows))
+    return robust_fit([prefill_features(r) for r in rows], [r.ttft_ms for r in rows], group_weights(rows))
 
 
 def fit_transfer(rows: Sequence[Transfer]) -> list[float]:
@@ -247,7 +247,8 @@ def _transfer_features(row: Transfer) -> list[float]:
     return [1.0, row.kv_bytes / row.line_bytes_per_s * 1000]
 
 
-def _group_weights(rows: Sequence[Measured]) -> list[float]:
+def group_weights(rows: Sequence[Measured]) -> list[float]:
+    """Return each row's weight: a group's rows weigh together as the square root of its size."""
     sizes = Counter(r.group for r in rows)
     return [float(sizes[r.group] ** -0.25) for r in rows]  # squared in the fit: one over the root of the group's size
 

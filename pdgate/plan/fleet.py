@@ -48,6 +48,13 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return f"TP{self.use.gpus}{ranks}"
 
 
+class FitErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean errors of the latency model, 0.1 = 10 %: of the shipped factors on systems they never saw."""
+
+    prefill: float = 0.24
+    decode: float = 0.168
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What all workers of a comparison share."""
 
@@ -67,6 +74,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: bool = True  # whether mixtures may be served with whole experts on each GPU
     expert_copies: int = 0  # additional copies of the most hit experts per layer
     hits: Hits = Hits()  # recorded; none = all experts alike
+    errors: FitErrors = FitErrors()  # what the range of the gain is computed with
+
+
+def runs_on(engine: str, gpu: Accelerator) -> bool:
+    """Return whether an engine runs on an accelerator: TensorRT-LLM only on those of its own maker."""
+    return engine != "trtllm" or gpu.maker == "NVIDIA"
 
 
 def workers_of(gpu: Accelerator, count: int, setting: Setting) -> list[Worker]:

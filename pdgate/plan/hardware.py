@@ -21,6 +21,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     node: float
     network: float
     gpus_per_node: int = 8
+    maker: str = "NVIDIA"
+    hands_off: bool = True
     price: float = 0.0
     price_dated: str = ""
     price_note: str = ""
@@ -81,6 +83,8 @@ def _read(file: Path) -> dict[str, Accelerator]:
             node_bytes_per_s=row.node,
             network_bytes_per_s=row.network,
             gpus_per_node=row.gpus_per_node,
+            maker=row.maker,
+            hands_off=row.hands_off,
             price_per_hour=row.price,
             price_dated=row.price_dated,
             price_note=row.price_note,

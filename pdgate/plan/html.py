@@ -6,6 +6,7 @@ from html import escape
 from pdgate.plan.decide import WORTH
 from pdgate.plan.plan import Plan
 from pdgate.plan.sensitivity import SurfacePoint
+from pdgate.plan.sharing import carried, price
 from pdgate.plan.svg import Line, bars, lines, shade
 from pdgate.plan.text import HEADLINES, mixture_lines, money_lines, share, simulation, targets, traffic, workers
 from pdgate.plan.workload import Workload
@@ -16,7 +17,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2em auto;padding:
 h1{font-size:1.5em}h2{font-size:1.1em;margin-top:2em}table{border-collapse:collapse;width:100%}
 td,th{padding:.25em .6em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
 svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:#333}.unit{fill:#777}
-.grid{stroke:#e5e5e5}.note{color:#555;font-size:.9em}
+pre{overflow:auto}.grid{stroke:#e5e5e5}.note{color:#555;font-size:.9em}
 @media(prefers-color-scheme:dark){body{background:#111;color:#eee}td,th{border-color:#333}svg text{fill:#ccc}
 .grid{stroke:#333}.shaded td{color:#111}.note{color:#aaa}}
 """
@@ -40,6 +41,7 @@ def html_report(plan: Plan, workload: Workload) -> str:
         *_sensitivity(plan),
         *_surface(plan),
         "<h2>Assumptions</h2><ul>" + "".join(f"<li>{escape(a)}</li>" for a in plan.assumptions) + "</ul>",
+        carried(plan),
     ]
     title = f"pdgate plan: {plan.verdict}, {plan.model} on {plan.fleet}"
     return (
@@ -82,7 +84,7 @@ def _option_table(plan: Plan) -> str:
             f"{o.capacity_rps:.2f}",
             share(o.gain) if o.capacity_rps else "-",
             f"{o.attainment:.0%}",
-            f"{o.price_per_hour:.2f}",
+            price(o),
         ]
         for o in plan.options
     ]

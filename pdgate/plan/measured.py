@@ -29,6 +29,7 @@ DATA = Path(__file__).with_name("data")
 SILICON = DATA / "silicon_aggregated.csv.xz"
 TRANSFERS = DATA / "kv_transfer_vllm_h800.csv"
 IMPOSSIBLE_SET = 0.25
+MEASURED_ON = ("H100", "H200", "B200", "B300", "GB200")  # GPUs of the rows that are kept
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

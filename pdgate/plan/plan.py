@@ -5,58 +5,25 @@ from collections.abc import Callable
 import msgspec
 
 from contracts.perf import LatencyModel
-from contracts.roofline import Accelerator, Efficiency, ModelShape
 from contracts.slo import SloTarget
-from pdgate.plan.compare import Ask, LocalModel, Option
+from pdgate.plan.assumptions import assumptions_of
+from pdgate.plan.calibration import Calibration
+from pdgate.plan.compare import Ask, Option
 from pdgate.plan.day import Day, day_of
 from pdgate.plan.decide import Choice, Expected, Rule, Smallest, Verdict, decide
-from pdgate.plan.experts import Hits
-from pdgate.plan.fleet import Setting
+from pdgate.plan.fleet import FitErrors, Setting, runs_on
 from pdgate.plan.mixture import Mixture, mixture_of
-from pdgate.plan.money import Money, PerMillion, Prices
+from pdgate.plan.money import Money, PerMillion
 from pdgate.plan.played import Agreement, agreement_of
 from pdgate.plan.portrait import Portrait, portray
+from pdgate.plan.question import Question
 from pdgate.plan.sensitivity import Sensitivity, SurfacePoint, sensitivity_of, surface_of
 from pdgate.plan.shapes import Kind
-from pdgate.plan.speculation import Speculation
 from pdgate.plan.traffic import Traffics
-from pdgate.plan.workload import Workload, mean
+from pdgate.plan.workload import Workload, WorkloadError
 
-FP8_CAVEAT = (
-    "an FP8 cache halves KV bytes and changes answers slightly (formats: Micikevicius et al., arXiv 2209.05433; what "
-    "coarser caches lose: Liu et al., KIVI, ICML 2024): measure quality on your own tasks before you rely on it"
-)
-
-
+CALIBRATED_ERROR = 0.068  # TPOT of systems of which three runs are known (`python -m benches.plan_fit`)
 DECISION_STEPS, SIMULATION_STEPS, SURFACE_STEPS = 31, 4, 5  # messages of each part, for the bar
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks."""
-
-    workload: Workload
-    shape: ModelShape
-    weights: str
-    fit: Efficiency
-    fleet: tuple[tuple[int, Accelerator], ...]
-    target: SloTarget
-    kv: str = "bf16"
-    engine: str = "sglang"
-    attainment: float = 0.9  # 0 to 1
-    network: str = ""
-    mixing: float = 1.1
-    peak: float = 1.0  # rate of the busiest hour over the mean; the fleet is sized for it
-    growth: float = 1.0  # factor on the traffic until the plan is reviewed
-    currency: str = "USD"
-    network_per_hour: float = 0.0
-    operations_per_hour: float = 0.0
-    prices: Prices | None = None
-    alternatives: tuple[Accelerator, ...] = ()
-    local: LocalModel | None = None
-    speculation: Speculation | None = None
-    expert_parallel: bool = True
-    expert_copies: int = 0
-    hits: Hits = Hits()
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +92,12 @@ def make_plan(
         progress: told what is being done and the share (0 to 1) of the work that is behind.
 
     Raises:
-        WorkloadError: the question cannot be answered as asked (too many kinds of GPU, a bad network).
+        WorkloadError: the question cannot be answered as asked (too many kinds of GPU, a bad network, an engine that
+            does not run on them).
     """
+    for _, gpu in question.fleet:
+        if not runs_on(question.engine, gpu):
+            raise WorkloadError(f"engine {question.engine} does not run on {gpu.name} ({gpu.maker})")
     stages = _Stages(progress, with_simulation=with_simulation, with_surface=with_surface)
     told = stages.tell
     told("reading the traffic")
@@ -148,6 +119,7 @@ def make_plan(
         expert_parallel=question.expert_parallel,
         expert_copies=question.expert_copies,
         hits=question.hits,
+        errors=_errors(question.calibration),
     )
     ask = Ask(
         fleet=question.fleet,
@@ -231,7 +203,7 @@ def _answer(
         simulation=simulation,
         sensitivity=sensitivity,
         surface=surface,
-        assumptions=_assumptions(question, workload),
+        assumptions=assumptions_of(question, workload),
         latency={role: worker.latency for role, worker in pools.items()},
         layout={role: worker.label for role, worker in pools.items()},
         mixture=mixture,
@@ -239,34 +211,8 @@ def _answer(
     )
 
 
-def _assumptions(question: Question, workload: Workload) -> list[str]:
-    prices = ", ".join(
-        f"{gpu.name} {gpu.price_per_hour:g} {question.currency}/h"
-        + (f" ({gpu.price_dated}: {gpu.price_note})" if gpu.price_note else " (yours)")
-        for _, gpu in question.fleet
-    )
-    front_ms = question.fit.front_ms.get(question.engine, 0.0)
-    known = [
-        f"prices: {prices}",
-        f"weights in {question.weights}, KV cache in {question.kv}",
-        f"engine {question.engine}: {front_ms:.0f} ms of an unloaded request's TTFT are outside the GPU's work",
-        f"a prompt mixed into decode steps costs {question.mixing:g} times its cost alone",
-        f"{question.attainment:.0%} of the requests meet both targets; TPOT is a request's mean gap",
-    ]
-    if question.kv == "fp8":
-        known.append(FP8_CAVEAT)
-    if question.speculation is not None:
-        drafts = question.speculation
-        known.append(
-            f"speculation: {drafts.drafted_tokens} drafted tokens a step, {drafts.acceptance:.0%} of them accepted "
-            f"({drafts.tokens_per_step:.2f} tokens a step); drafting and verifying both take decode time; the draft's "
-            "memory is not counted"
-        )
-    if question.peak != 1 or question.growth != 1:
-        known.append(
-            f"sized for {question.peak:g} x the mean rate of {workload.rate_rps / question.peak:.2f} requests/s; "
-            "money at the mean rate"
-        )
-    if not mean([float(bool(r.blocks) or r.cached_tokens is not None) for r in workload.requests]):
-        known.append("the traffic carries no prefix information: no prefix hits are assumed")
-    return known
+def _errors(calibration: Calibration | None) -> FitErrors:
+    """What the range is computed with: a calibration errs at least as the held-out ones of the public runs do."""
+    if calibration is None:
+        return FitErrors()
+    return FitErrors(decode=max(CALIBRATED_ERROR, calibration.after))

@@ -16,7 +16,6 @@ from pdgate.plan.options import best
 from pdgate.plan.shapes import Kind, Shape, split_shapes, unified_shapes
 from pdgate.plan.traffic import Traffics
 
-PREFILL_ERROR, DECODE_ERROR = 0.24, 0.168  # MAPE of the shipped fit on groups it never saw
 MIXINGS = (1.0, 1.5)  # range of kappa in public measurements
 PROMPT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FLEET_FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -153,7 +152,7 @@ def surface_of(
 
 
 def _changes(traffics: Traffics, setting: Setting) -> list[tuple[str, Setting | None, Traffics | None]]:
-    target = setting.target
+    target, prefill, decode = setting.target, setting.errors.prefill, setting.errors.decode
     changes: list[tuple[str, Setting | None, Traffics | None]] = [
         ("prompts 30 % shorter", None, traffics.scaled(prompt=0.7)),
         ("prompts 50 % longer", None, traffics.scaled(prompt=1.5)),
@@ -163,10 +162,10 @@ def _changes(traffics: Traffics, setting: Setting) -> list[tuple[str, Setting | 
         ("prefix hits 50 % more", None, traffics.scaled(hits=1.5)),
         ("arrivals half as bursty", None, traffics.scaled(burstiness=0.5)),
         ("arrivals twice as bursty", None, traffics.scaled(burstiness=2.0)),
-        (f"prefill {PREFILL_ERROR:.0%} faster", _with(setting, speed_prefill=1 - PREFILL_ERROR), None),
-        (f"prefill {PREFILL_ERROR:.0%} slower", _with(setting, speed_prefill=1 + PREFILL_ERROR), None),
-        (f"decode {DECODE_ERROR:.0%} faster", _with(setting, speed_decode=1 - DECODE_ERROR), None),
-        (f"decode {DECODE_ERROR:.0%} slower", _with(setting, speed_decode=1 + DECODE_ERROR), None),
+        (f"prefill {prefill:.0%} faster", _with(setting, speed_prefill=1 - prefill), None),
+        (f"prefill {prefill:.0%} slower", _with(setting, speed_prefill=1 + prefill), None),
+        (f"decode {decode:.0%} faster", _with(setting, speed_decode=1 - decode), None),
+        (f"decode {decode:.0%} slower", _with(setting, speed_decode=1 + decode), None),
     ]
     changes += [(f"mixing costs {k:.0%}", _with(setting, mixing=k), None) for k in MIXINGS]
     if target.ttft_ms is not None:
@@ -195,8 +194,8 @@ def _corners(setting: Setting) -> list[Setting]:
     """Settings at the ends of the fit's errors; decode and prefill err apart."""
     return [
         _with(setting, speed_prefill=p, speed_decode=d, mixing=k)
-        for p in (1 - PREFILL_ERROR, 1 + PREFILL_ERROR)
-        for d in (1 - DECODE_ERROR, 1 + DECODE_ERROR)
+        for p in (1 - setting.errors.prefill, 1 + setting.errors.prefill)
+        for d in (1 - setting.errors.decode, 1 + setting.errors.decode)
         for k in (1.0, setting.mixing)
     ]
 

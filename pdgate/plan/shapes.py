@@ -88,6 +88,8 @@ def split_shapes(
 ) -> Iterator[Shape]:
     """Return every division of the GPUs into prefill and decode workers, from eight workers on with one unified.
 
+    None where no engine hands KV over.
+
     Args:
         kind: which way.
         prefill: kinds of prefill worker.
@@ -97,6 +99,8 @@ def split_shapes(
     """
     for p_worker in prefill:
         for d_worker in decode:
+            if not (p_worker.gpu.hands_off and d_worker.gpu.hands_off):
+                continue
             if decode_gpus is not None:
                 p, d = gpus // p_worker.use.gpus, decode_gpus // d_worker.use.gpus
                 if p and d:
@@ -119,6 +123,8 @@ def mixed_shapes(workers: Sequence[Worker], gpus: int) -> Iterator[Shape]:
     """
     for p_worker in workers:
         for d_worker in workers:
+            if not (p_worker.gpu.hands_off and d_worker.gpu.hands_off):
+                continue
             size, total = p_worker.use.gpus, gpus // p_worker.use.gpus
             step = max(1, total // 24)
             for unified in range(1, max(2, total // 3 + 1), step):

@@ -8,6 +8,7 @@ from rich.table import Table
 from pdgate.plan.decide import Percentiles
 from pdgate.plan.plan import Plan
 from pdgate.plan.played import Agreement
+from pdgate.plan.sharing import price
 
 HEADLINES = {
     "split": "SPLIT prefill and decode",
@@ -183,7 +184,7 @@ def _options(plan: Plan) -> Table:
             f"{option.capacity_rps:.2f}",
             share(option.gain),
             f"{option.attainment:.0%}",
-            f"{option.price_per_hour:.2f}",
+            price(option),
         )
     return table
 

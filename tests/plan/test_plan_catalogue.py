@@ -107,6 +107,28 @@ def test_every_accelerator_states_its_source_and_a_dated_price():
         assert gpu.price_per_hour > 0
 
 
+def test_amd_accelerators_have_the_data_sheets_figures():
+    mi300x, mi325x, mi350x, mi355x = (GPUS[name] for name in ("MI300X", "MI325X", "MI350X", "MI355X"))
+    assert {gpu.maker for gpu in (mi300x, mi325x, mi350x, mi355x)} == {"AMD"}
+    assert (mi325x.memory_bytes, mi325x.bytes_per_s, mi325x.flops) == (256e9, 6.0e12, mi300x.flops)
+    for gpu, hertz in ((mi350x, 2.2e9), (mi355x, 2.4e9)):
+        # 256 compute units of 8,192 FP8 operations a clock; half of that in 16 bits, twice in four
+        assert gpu.peak("fp8") == pytest.approx(256 * 8192 * hertz, rel=1e-3)
+        assert gpu.peak("bf16") == pytest.approx(gpu.peak("fp8") / 2, rel=1e-3)
+        assert gpu.peak("fp4") == pytest.approx(gpu.peak("fp8") * 2, rel=1e-3)
+    # seven links a GPU, their advertised figure counts both directions
+    assert mi300x.node_bytes_per_s == 7 * 128e9 / 2
+    assert mi355x.node_bytes_per_s == pytest.approx(7 * 153.6e9 / 2, rel=2e-3)
+
+
+def test_an_apple_gpu_has_three_quarters_of_the_machines_memory_and_computes_every_format_in_16_bits():
+    ultra = GPUS["M3-Ultra"]
+    assert ultra.memory_bytes == 0.75 * 512e9
+    assert ultra.peak("bf16") == pytest.approx(80 * 128 * 2 * 1.38e9, rel=0.02)
+    assert ultra.peak("fp8") == ultra.peak("int4") == ultra.peak("fp4") == ultra.peak("bf16")
+    assert not ultra.hands_off
+
+
 def test_the_users_own_accelerators_come_on_top(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text("[Lab]\nmemory = 1e9\nbandwidth = 1e11\nflops = { bf16 = 1e12 }\nnode = 1e9\nnetwork = 1e9\n")

@@ -72,6 +72,30 @@ def test_the_html_report_is_self_contained_and_well_formed(tmp_path):
     assert "Break-even" in text
 
 
+def test_a_shared_report_says_the_same_to_whoever_reads_it_again(tmp_path):
+    page, data = tmp_path / "report.html", tmp_path / "plan.json"
+    text = run(*QUICK, "--model", "qwen3-32b", "--html", str(page))
+    assert run("plan", "--show", str(page)) == text
+    data.write_text(run("plan", "--show", str(page), "--json"))
+    assert run("plan", "--show", str(data)) == text
+    data.write_text("[]")
+    assert "is no report" in str(CliRunner().invoke(app, ["plan", "--show", str(data)]).exception)
+
+
+def test_a_report_without_money_names_no_price(tmp_path):
+    page = tmp_path / "report.html"
+    secret = ["--price", "H100=1234.5", "--sell", "7.25,0.5,9.75", "--network-cost", "3.125"]
+    text = run(*QUICK, "--model", "qwen3-32b", "--html", str(page), "--no-money", *secret)
+    for told in (text, page.read_text()):
+        assert "prices:" not in told
+        assert "cost per" not in told
+        assert not re.search(r"1234|9876|7\.25|3\.125", told)
+    found = json.loads(run("plan", "--show", str(page), "--json"))
+    assert found["money"] is None
+    assert found["cost_per_million"] is None
+    assert {option["price_per_hour"] for option in found["options"]} == {None}
+
+
 def test_the_scheduler_file_is_toml_with_the_chosen_roles_and_costs(tmp_path):
     file = tmp_path / "scheduler.toml"
     answer = json.loads(run(*QUICK, "--slo", "ttft=1s,tpot=25ms", "--write", str(file), "--json"))
@@ -138,4 +162,5 @@ def test_own_measurements_change_the_answer(tmp_path):
     asked = [*QUICK, "--slo", "ttft=2s,tpot=60ms", "--json"]
     shipped = json.loads(run(*asked))
     own = json.loads(run(*asked, "--measured", str(file)))
+    assert any("factors moved towards 3 measurements of yours" in text for text in own["assumptions"])
     assert own["options"][0]["capacity_rps"] < 0.8 * shipped["options"][0]["capacity_rps"]

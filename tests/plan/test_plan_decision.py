@@ -10,7 +10,9 @@ from pdgate.plan.fit import fitted
 from pdgate.plan.hardware import accelerators, parse_gpus
 from pdgate.plan.models import find_model
 from pdgate.plan.money import Prices
-from pdgate.plan.plan import Question, make_plan
+from pdgate.plan.plan import make_plan
+from pdgate.plan.question import Question
+from pdgate.plan.workload import WorkloadError
 
 GPUS = accelerators()
 CHAT = Description(rate_rps=10, prompt_tokens=1155, output_tokens=211, sample=1000)
@@ -53,6 +55,30 @@ def test_a_tight_tpot_and_a_roomy_ttft_are_worth_a_split(tight):
     assert tight.hand_off == "direct"
     assert tight.rule.pays
     assert tight.prefill * tight.parallelism.prefill + tight.decode * tight.parallelism.decode <= 8
+
+
+def test_machines_that_no_engine_hands_kv_between_are_not_split():
+    answer = plan_of(
+        gpus="8xM3-Ultra", ttft_ms=20_000.0, tpot_ms=500.0, load=msgspec.structs.replace(CHAT, rate_rps=0.1)
+    )
+    assert answer.verdict == "unified"
+    assert answer.reason.startswith("no engine hands KV over on these machines")
+    assert {o.note for o in answer.options if o.name.startswith("split")} == {
+        "no engine hands KV over on these machines"
+    }
+    assert any("no run on M3-Ultra" in text for text in answer.assumptions)
+
+
+def test_nor_are_they_offered_for_decode_beside_other_gpus():
+    answer = plan_of(alternatives=(GPUS["M3-Ultra"], GPUS["MI355X"]))
+    beside = [o for o in answer.options if o.name.startswith("decode on")]
+    assert [o.name for o in beside] == ["decode on MI355X"]
+    assert "does your engine hand KV over from NVIDIA to AMD?" in beside[0].note
+
+
+def test_tensorrt_llm_runs_on_nvidia_only():
+    with pytest.raises(WorkloadError, match="trtllm does not run on MI300X"):
+        plan_of(gpus="8xMI300X", engine="trtllm")
 
 
 def test_a_loose_tpot_is_not(tight):

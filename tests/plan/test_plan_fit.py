@@ -2,11 +2,12 @@
 
 import random
 
+import msgspec
 import pytest
 
-from benches.plan_fit import to_toml
+from benches.plan_fit import spread_of, to_toml
 from contracts.roofline import decode_ms, prefill_ms, prefill_terms
-from pdgate.plan.calibration import calibrated, read_measurements
+from pdgate.plan.calibration import calibrated, calibration_of, read_measurements
 from pdgate.plan.fit import (
     CLAIM_ROWS,
     FITTED,
@@ -20,7 +21,7 @@ from pdgate.plan.fit import (
     unloaded,
 )
 from pdgate.plan.least_squares import robust_fit, solve_bounded
-from pdgate.plan.measured import read_silicon, read_transfers
+from pdgate.plan.measured import MEASURED_ON, read_silicon, read_transfers
 from pdgate.plan.workload import WorkloadError
 
 
@@ -34,6 +35,18 @@ def test_the_shipped_factors_are_the_fit_of_the_shipped_measurements(measured):
     found = efficiency(fit(rows), fit_transfer(read_transfers()))
     assert FITTED.read_text().split("\n", 2)[2] == to_toml(found)
     assert fitted().kv == pytest.approx(found.kv, rel=1e-4)
+
+
+def test_the_gpus_said_to_be_measured_are_those_of_the_rows(measured):
+    assert {row.gpu.name for row in measured[0]} == set(MEASURED_ON)
+
+
+def test_what_repeats_differ_by_is_the_error_of_the_best_single_figure():
+    runs = [(("a",), 1, 10.0), (("a",), 1, 12.0), (("a",), 2, 11.0), (("b",), 1, 5.0)]
+    # one setting was measured more than once: 10, 12 and 11 around their median of 11
+    same = spread_of((setting, tpot) for setting, _, tpot in runs)
+    assert (same.settings, same.values) == (1, 3)
+    assert same.mape == pytest.approx((1 / 10 + 1 / 12 + 0) / 3)
 
 
 def test_rows_are_left_out_for_stated_reasons_only(measured):
@@ -131,6 +144,17 @@ def test_a_users_measurements_move_the_planner_towards_their_system(measured, tm
         before, after = (decode_ms(run.decode, f) for f in (fitted(), found))
         assert after / before == pytest.approx(1.4, abs=0.05)
     assert found.front_ms == fitted().front_ms
+
+
+def test_a_calibration_says_how_far_off_the_factors_were_and_what_it_makes_of_rows_it_did_not_see(measured):
+    """Measurements 40 % slower than the shipped factors say: 29 % off before, and each follows from the others."""
+    own = [r for r in measured[0] if r.group == "llama-3-70b on H100" and r.use.gpus == 4][:12:4]
+    prior = fit(measured[0])
+    slow = [msgspec.structs.replace(r, tpot_ms=1.4 * prior.tpot_ms(r)) for r in own]
+    found = calibration_of(fitted(), slow)
+    assert found.runs == 3
+    assert found.before == pytest.approx(1 - 1 / 1.4, abs=1e-3)
+    assert found.after < 0.01
 
 
 def test_an_unloaded_ttft_sets_the_front_latency(measured, tmp_path):
