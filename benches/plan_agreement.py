@@ -6,10 +6,15 @@ Two figures, each with n and a 95 % interval:
   of the highest rates at which the two fleets keep the targets, searched by bisection.
 * ratios: is the simulated goodput of the chosen prefill:decode ratio within 3 % of the best of it and its neighbours,
   at 1.1 times the rate that the closed form gives it?
+
+A run takes long, so it may be done in pieces (`--minutes 10`): questions that were played with the factors in force and
+as many requests are kept, all others are played again.
 """
 
 import argparse
+import hashlib
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +24,7 @@ from rich.table import Table
 
 from benches.plan_cases import Case, answer, cases, workload_of
 from pdgate.plan.decide import WORTH
+from pdgate.plan.fit import FITTED
 from pdgate.plan.played import simulated_attainment, simulated_rps
 from pdgate.plan.shapes import Shape
 
@@ -54,30 +60,48 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
+    played_with: str = ""  # the factors and the number of requests
     decisions: list[Decision] = []
     ratios: list[Ratio] = []
+    undecided: list[tuple[str, Case]] = []  # part and question that have no two fleets to compare
 
 
 def main() -> None:
-    """Play the grid and print the figures."""
+    """Play what has not been played yet and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=["all", "decisions", "ratios"], default="all")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question after so many")
     options = parser.parse_args()
+    asked = played_with(options.requests)
     found = msgspec.json.decode(RESULTS.read_bytes(), type=Found) if RESULTS.exists() else Found()
-    parts = {"decisions": _decision, "ratios": _ratio}
-    for part, play in parts.items():
-        if options.part in ("all", part):
-            rows = []
-            for case in cases():
-                row = play(case, options.requests)
-                if row is not None:
-                    rows.append(row)
-                    print(msgspec.json.encode(row).decode(), flush=True)
-            found = msgspec.structs.replace(found, **{part: rows})
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    if found.played_with != asked:
+        found = Found(played_with=asked)
+    ends = time.monotonic() + 60 * options.minutes
+    for part in ("decisions", "ratios") if options.part == "all" else (options.part,):
+        for case in cases():
+            if time.monotonic() < ends and not _is_known(found, part, case):
+                found = _with(found, part, case, options.requests)
+                RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     _print(found)
+
+
+def played_with(requests: int) -> str:
+    """Return what rows must have been played with to be kept: the factors in force and as many requests."""
+    return f"factors {hashlib.sha256(FITTED.read_bytes()).hexdigest()[:16]}, {requests} requests"
+
+
+def _is_known(found: Found, part: str, case: Case) -> bool:
+    rows = found.decisions if part == "decisions" else found.ratios
+    return (part, case) in found.undecided or any(row.case == case for row in rows)
+
+
+def _with(found: Found, part: str, case: Case, requests: int) -> Found:
+    row = _decision(case, requests) if part == "decisions" else _ratio(case, requests)
+    if row is None:
+        return msgspec.structs.replace(found, undecided=[*found.undecided, (part, case)])
+    print(msgspec.json.encode(row).decode(), flush=True)
+    return msgspec.structs.replace(found, **{part: [*getattr(found, part), row]})
 
 
 def _decision(case: Case, requests: int) -> Decision | None:

@@ -25,6 +25,7 @@ from pdgate.plan.workload import percentile
 
 MOSTLY = 0.8  # share of the cases that makes a rule hold
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
+OTHERS = ("H20", "H200", "A100", "L40S", "MI300X", "MI325X", "MI355X")
 FLEETS = ("4xH100", "8xH100", "16xH100", "32xH100", "64xH100")
 TRACES = ("AzureLLMInferenceTrace_code.csv.xz", "AzureLLMInferenceTrace_conv.csv.xz", "conversation_trace.jsonl.xz")
 
@@ -198,7 +199,7 @@ def heterogeneous(grid: Sequence[tuple[Case, Choice]]) -> Claim:
     found = []
     for case, _ in grid:
         if case.model == "llama-3-70b" and case.tpot_ms in (30.0, 50.0):
-            choice = answer(case, alternatives=("H20", "H200", "A100", "L40S", "MI300X"))[0]
+            choice = answer(case, alternatives=OTHERS)[0]
             best = max((o.capacity_rps for o in choice.options if o.name.startswith("decode on")), default=0.0)
             name = next((o.name for o in choice.options if o.capacity_rps == best), "")
             if choice.split and best:

@@ -4,6 +4,8 @@
 (`benches.plan_mocker_runs`). The planner is given the mocker's own timing (its default polynomials, read off its
 answers to single requests), so what is compared is the decision: whether a split gains 30 % on eight workers, and which
 split is best. Unified workers of the mocker take the best of three chunk sizes; prefix caching is off on both sides.
+
+A run takes long, so it may be done in pieces (`--minutes 10`): questions with an answer in the results are kept.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import math
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,11 +113,15 @@ class Mocker:
 
 
 def main() -> None:
-    """Ask both, print and write the results."""
+    """Ask both what has no answer yet, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", required=True, help="python of an environment with ai-dynamo 1.6.1")
-    mocker = Mocker(parser.parse_args().peer)
-    rows = []
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question after so many")
+    options = parser.parse_args()
+    mocker = Mocker(options.peer)
+    ends = time.monotonic() + 60 * options.minutes
+    rows = msgspec.json.decode(RESULTS.read_bytes(), type=list[Row]) if RESULTS.exists() else []
+    known = {(row.traffic, row.ttft_ms, row.tpot_ms) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         loads = {}
         for traffic, description in TRAFFIC.items():
@@ -122,6 +129,8 @@ def main() -> None:
             write_trace(loads[traffic], Path(folder) / f"{traffic}.jsonl")
         for factor, tpot_ms, (traffic, load) in itertools.product(TTFT_FACTORS, TPOT_MS, loads.items()):
             target = SloTarget(ttft_ms=TTFT_MS[traffic] * factor, tpot_ms=tpot_ms)
+            if (traffic, target.ttft_ms, tpot_ms) in known or time.monotonic() > ends:
+                continue
             row = _row(traffic, load, Path(folder) / f"{traffic}.jsonl", target, mocker)
             if row is not None:
                 rows.append(row)

@@ -1,7 +1,8 @@
 """aiconfigurator's answers to the questions of `benches.plan_peers`. Runs in an environment of its own.
 
-`PYTHON benches/plan_peer_answers.py QUESTIONS ANSWERS`, PYTHON of an environment that has aiconfigurator 0.12.0 and
-nothing of ours: both files hold JSON lines. An answer that is there already is kept, so a run that was stopped goes on.
+`PYTHON benches/plan_peer_answers.py QUESTIONS ANSWERS SECONDS`, PYTHON of an environment that has aiconfigurator 0.12.0
+and nothing of ours: both files hold JSON lines. An answer that is there already is kept, so a run that was stopped goes
+on; after SECONDS no question is begun.
 """
 
 import json
@@ -16,12 +17,13 @@ from typing import Any
 def main() -> None:
     """Answer what has no answer yet."""
     questions, answers = (Path(name) for name in sys.argv[1:3])
+    ends = time.monotonic() + float(sys.argv[3])
     known = {json.loads(line)["id"] for line in answers.read_text().splitlines()} if answers.exists() else set()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     for line in questions.read_text().splitlines():
         question = json.loads(line)
-        if question["id"] in known:
+        if question["id"] in known or time.monotonic() > ends:
             continue
         started, cpu = time.perf_counter(), time.process_time()
         try:

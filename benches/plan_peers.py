@@ -1,7 +1,7 @@
 """The planner beside aiconfigurator on the same questions: both answers, both errors, both run times.
 
 `python -m benches.plan_peers --peer PYTHON`, PYTHON of an environment that has aiconfigurator 0.12.0 (it needs one of
-its own). Without `--peer` the peer's committed answers are used. Two kinds of question:
+its own; `--minutes 10` asks in pieces). Without `--peer` the peer's committed answers are used. Two kinds of question:
 
 * runs: TPOT and TTFT of measured aggregated runs, at most a dozen per model and GPU, evenly over their concurrency.
   Ours are predicted by factors that never saw the model and GPU; the peer interpolates its own operator measurements.
@@ -10,6 +10,7 @@ its own). Without `--peer` the peer's committed answers are used. Two kinds of q
 
 import argparse
 import itertools
+import math
 import os
 import subprocess
 import time
@@ -69,6 +70,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     ours_ttft_ms: float
     peer_tpot_ms: float | None
     peer_ttft_ms: float | None
+    peer_refused: str = ""  # why, in its words
 
 
 class ChoiceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: list[RunRow]
     choices: list[ChoiceRow]
+    not_asked: int = 0  # runs and choices
     ours_run_s: float  # CPU seconds per run predicted, fit excluded
     peer_run_s: float
 
@@ -98,6 +101,7 @@ def main() -> None:
     """Ask both and print the tables; questions without an answer are left out and counted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of an environment with aiconfigurator")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="ask the peer nothing after so many")
     options = parser.parse_args()
     rows, _ = read_silicon()
     chosen = _sample(rows)
@@ -110,7 +114,8 @@ def main() -> None:
     QUESTIONS.write_bytes(b"\n".join(map(msgspec.json.encode, questions)) + b"\n")
     if options.peer:
         environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-        command = [options.peer, str(Path(__file__).with_name("plan_peer_answers.py")), str(QUESTIONS), str(ANSWERS)]
+        script = str(Path(__file__).with_name("plan_peer_answers.py"))
+        command = [options.peer, script, str(QUESTIONS), str(ANSWERS), str(60 * options.minutes)]
         subprocess.run(command, check=True, env=environ)
     answers = {a["id"]: a for a in map(msgspec.json.decode, ANSWERS.read_bytes().splitlines())}
     found = _found(chosen, rows, choices, answers)
@@ -139,6 +144,7 @@ def _found(
                 ours_ttft_ms=ttft,
                 peer_tpot_ms=peer.get("tpot_ms"),
                 peer_ttft_ms=peer.get("ttft_ms"),
+                peer_refused=peer.get("refused", ""),
             )
             for r, (tpot, ttft), peer in zip(chosen, ours, theirs, strict=True)
             if peer is not None
@@ -146,6 +152,7 @@ def _found(
         choices=[
             _choice_row(q, answers[known]) for q in choices if (known := _choice(q.system, q.tpot_ms)["id"]) in answers
         ],
+        not_asked=len(chosen) + len(choices) - len(answers),
         ours_run_s=ours_run_s,
         peer_run_s=mean([a["cpu_s"] for a in theirs if a is not None]),
     )
@@ -267,6 +274,12 @@ def _print(found: Found) -> None:
         )
     console.print(table)
     console.print("* of runs with at most four requests at once; errors over the runs that both answer")
+    for (group, why), members in itertools.groupby(
+        sorted((r.group, r.peer_refused) for r in found.runs if r.peer_refused), key=lambda pair: pair
+    ):
+        console.print(f"refused, {group}, {len(list(members))} runs: {why}")
+    if found.not_asked:
+        console.print(f"{found.not_asked} questions were not asked yet")
     console.print(f"CPU per run: ours {1e3 * found.ours_run_s:.2f} ms, peer {1e3 * found.peer_run_s:.0f} ms\n")
     table = Table(title=f"Gain of a split on {GPUS} GPUs", title_justify="left", box=None)
     for column in ("system", "TPOT", "measured", "ours", "peer", "ours CPU s", "peer CPU s"):

@@ -1,6 +1,7 @@
 """Writes the pages and parts of pages that follow from code and measurements.
 
-These are the lifecycles in docs/architecture.md, the tables of docs/scaling.md, and all of docs/configuration.md.
+These are the lifecycles in docs/architecture.md, the tables of docs/scaling.md and of docs/planner.md, and all of
+docs/configuration.md.
 `make docs` runs it; `make check` (`--check`) and a test compare the pages with what this would write.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from benches.plan_tables import agreement_table, choices_table, mocker_table, pairs_table, peers_table
 from benches.scaling import limit_table, measured, size_table
 from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerState
 
@@ -52,6 +54,23 @@ def scaling(page: str) -> str:
     """Return docs/scaling.md with the tables that follow from benches/results."""
     costs = measured()
     return rewritten(rewritten(page, "limits", limit_table(costs)), "sizes", size_table(costs))
+
+
+PLANNER = Path(__file__).with_name("planner.md")
+PLANNER_TABLES = {
+    "measured pairs": pairs_table,
+    "mocker": mocker_table,
+    "peer runs": peers_table,
+    "peer choices": choices_table,
+    "agreement": agreement_table,
+}
+
+
+def planner(page: str) -> str:
+    """Return docs/planner.md with the tables that follow from benches/results."""
+    for part, table in PLANNER_TABLES.items():
+        page = rewritten(page, part, table())
+    return page
 
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
@@ -133,6 +152,7 @@ def main() -> None:
     wanted = {
         ARCHITECTURE: rewritten(ARCHITECTURE.read_text(), "lifecycles", lifecycles()),
         SCALING: scaling(SCALING.read_text()),
+        PLANNER: planner(PLANNER.read_text()),
         CONFIGURATION: configuration(),
     }
     if "--check" in sys.argv:

@@ -71,6 +71,11 @@ def test_the_lifecycles_are_those_of_the_code():
     assert "ready --> draining" in page
 
 
+def test_the_planners_tables_are_those_of_its_benches():
+    generate = load_generate()
+    assert generate.planner(generate.PLANNER.read_text()) == generate.PLANNER.read_text(), "run `make docs`"
+
+
 def test_every_make_target_and_command_in_the_readme_exists():
     text = (REPOSITORY / "README.md").read_text()
     targets = set(re.findall(r"^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
