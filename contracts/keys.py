@@ -154,6 +154,11 @@ def scaling(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:scaling"
 
 
+def renewal(pool: str) -> str:
+    """Return when an operator asked for new workers, Unix ms: those that were started before are replaced."""
+    return f"pdgate:{{m:{pool}}}:renewal"
+
+
 def boot(pool: str) -> str:
     """Return how long a worker of the pool takes from being asked for until it serves, seconds as text."""
     return f"pdgate:{{m:{pool}}}:boot"

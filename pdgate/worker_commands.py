@@ -86,6 +86,26 @@ def drain(
     typer.echo(f"{worker_id} " + ("takes requests again" if off else "drains"))
 
 
+@workers.command("renew")
+def renew(
+    pool: Annotated[str, typer.Argument(help="Of which pool; without it of all of them.")] = "",
+    file: CatalogFile = None,
+) -> None:
+    """Replace the workers that a fleet has started, one after the other, while the pool serves."""
+    catalog = read_models(file or catalog_file())
+    scaling = [name for name in catalog.pools if catalog.scaling_of(name) is not None]
+    if pool and pool not in scaling:
+        raise CannotStart(f"no workers of pool {pool!r} come and go; of these they do: {', '.join(scaling) or 'none'}")
+
+    async def run() -> None:
+        async with open_redis() as redis:
+            for name in [pool] if pool else scaling:
+                await redis.set(keys.renewal(name), int(time.time() * 1000))
+
+    asyncio.run(run())
+    typer.echo(f"the workers of {pool or ', '.join(scaling) or 'no pool'} are being replaced; `pdgate top` shows how far")
+
+
 async def order_role(redis: Redis, pool: str, worker_id: str, role: Role) -> Answer:
     """Ask the pool's leader to give a worker another role, and wait. Raises CannotStart without a leader."""
     return await _sent(redis, pool, _order_of(worker_id, "role", role))

@@ -40,6 +40,7 @@ from scheduler.policy.headcount import (
     ScaleSight,
     ScaleState,
     Start,
+    WhyScale,
 )
 from scheduler.policy.queueing import Corrections, Split
 from scheduler.policy.scaling import scale
@@ -126,6 +127,11 @@ class Autoscaler:
         return self.plan.desired if self.plan is not None else None
 
     @property
+    def settling(self) -> bool:
+        """Whether roles are left alone: somebody is about to serve, or workers are being replaced role by role."""
+        return self.crew.loading or self._state.renewing is not None
+
+    @property
     def serving(self) -> bool:
         """Whether a request could be placed now."""
         counts = dict.fromkeys(Role, 0)
@@ -208,6 +214,7 @@ class Autoscaler:
     # -- deciding ----------------------------------------------------------------------------------
 
     async def _decide(self) -> None:
+        await self._recall_renewal()
         now_s, before = self._now_s(), self._state
         ground = await self._ground()
         sight = self._sight(now_s, ground)
@@ -241,7 +248,7 @@ class Autoscaler:
                 worker_id = await self.crew.start(step.role, zone=step.zone, spot=step.spot)
             else:
                 worker_id = step.worker_id
-                self.crew.let_go(worker_id)
+                self.crew.let_go(worker_id, for_good=step.why is WhyScale.RENEW)
             what = "start" if isinstance(step, Start) else "stop"
             labels = {"pool": self._pool, "step": what, "role": step.role.value, "reason": step.why.value}
             self._instruments.scale_steps.add(1, labels)
@@ -253,13 +260,19 @@ class Autoscaler:
         price = await self._fleet.price(self._pool)
         if price.per_hour or price.spot_per_hour is not None:
             self._price = price
+        if self._mode == "auto":
+            for worker_id in self.crew.stranded(capacity.free, after_s=self.limits.stranded_s):
+                log.warning("worker_given_up", pool=self._pool, worker_id=worker_id)
+                self.crew.let_go(worker_id, for_good=True)
         back = self.crew.recallable
         left = max(0, self.bounds.max_workers - len(self.crew.instances) + sum(back.values()))
         if self.crew.failed and not self.serving:
             left = 0  # another one would fail like them
+        bad = self.crew.bad_zones()
+        bad = bad if capacity.free.keys() - bad else ()  # nowhere else to go
         return Ground(
-            free={zone: min(number + back.get(zone, 0), left) for zone, number in capacity.free.items()},
-            free_spot={zone: min(number, left) for zone, number in capacity.free_spot.items()},
+            free={z: min(number + back.get(z, 0), left) for z, number in capacity.free.items() if z not in bad},
+            free_spot={z: min(number, left) for z, number in capacity.free_spot.items() if z not in bad},
             per_hour=self._price.per_hour,
             spot_per_hour=self._price.spot_per_hour,
         )
@@ -282,6 +295,7 @@ class Autoscaler:
             quiet_s=now_s - self._busy_s,
             boot_s=self._boot_s,
             flipping=self._actuator.busy,
+            failing=bool(self.crew.failed),
         )
 
     def _what_blocks(self, plan: ScalePlan) -> str:
@@ -317,6 +331,13 @@ class Autoscaler:
                 raw: Any = await self._redis.get(keys.boot(self._pool))
             self._boot_s = float(raw) if raw else BOOT_PRIOR_S
 
+    async def _recall_renewal(self) -> None:
+        """Read when an operator asked for new workers; while Redis is away, what was read last holds."""
+        with contextlib.suppress(RedisError, TimeoutError, ValueError):
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                raw: Any = await self._redis.get(keys.renewal(self._pool))
+            self.crew.renew_before_ms = int(raw) if raw else 0
+
     def _tell(self) -> None:
         desired = self.desired or Split()
         note = ScaleNote(
@@ -347,4 +368,6 @@ def bounds_of(scaling: Scaling) -> Bounds:
 
 def _not_done(after: ScaleState, before: ScaleState) -> ScaleState:
     """Return the state of a tick whose steps nobody took."""
-    return msgspec.structs.replace(after, last_up_s=before.last_up_s, last_down_s=before.last_down_s)
+    return msgspec.structs.replace(
+        after, last_up_s=before.last_up_s, last_down_s=before.last_down_s, renewing=before.renewing
+    )

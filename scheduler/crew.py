@@ -3,7 +3,8 @@
 * On the way: asked for, not serving yet. When one serves, the parts of its start are measured: place (asked for ->
   its process runs), load (-> it registers), warm (-> requests may be placed).
 * Leaving: drained over its Control stream, and stopped once it is empty or the drain has lasted too long. Until it is
-  stopped it can be called back, which is faster than a start.
+  stopped it can be called back, which is faster than a start; not so those that are replaced or given up.
+* Stranded: placed nowhere, for which its zone has no room (any more) while another one has. It is given up.
 """
 
 import time
@@ -76,8 +77,12 @@ class Crew:
         self._registered_ms: dict[str, float] = {}
         self._booting: set[str] = set()
         self._leaving: dict[str, tuple[float, float]] = {}  # when asked, until when
+        self._for_good: set[str] = set()  # of those who leave: they are not called back
+        self._placing_since_s: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._first_look = True
+        self.renew_before_ms = 0
+        """Workers that were asked for before are old, Unix ms."""
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -93,6 +98,10 @@ class Crew:
         for gone in self._leaving.keys() - found.keys():
             del self._leaving[gone]
         self._booting &= found.keys()
+        self._for_good &= self._leaving.keys()
+        now_s = self._now_s()
+        placing = {i: self._placing_since_s.get(i, now_s) for i, one in found.items() if not _is_placed(one)}
+        self._placing_since_s = placing
 
     @property
     def instances(self) -> Collection[Instance]:
@@ -126,8 +135,32 @@ class Crew:
     @property
     def recallable(self) -> Mapping[str, int]:
         """How many of those who leave could still be called back, by zone."""
-        leaving = self._leaving.keys() - self._stopped
+        leaving = self._leaving.keys() - self._stopped - self._for_good
         return Counter(self._instances[i].zone for i in leaving if i in self._instances)
+
+    def is_old(self, instance: Instance) -> bool:
+        """Return whether a worker is to be replaced."""
+        return instance.outdated or instance.asked_unix_ms < self.renew_before_ms
+
+    def bad_zones(self) -> Collection[str]:
+        """Return the zones in which a worker does not stay up."""
+        return {zone_of(instance) for instance in self.failed}
+
+    def stranded(self, free: Mapping[str, int], *, after_s: float) -> Sequence[str]:
+        """Return who should be given up, for another zone has room and theirs none.
+
+        These are the ones that do not stay up, and those that have not been placed for `after_s`. `free`: room by zone.
+        """
+        now_s, bad, found = self._now_s(), self.bad_zones(), []
+        for worker_id, instance in self._instances.items():
+            zone = zone_of(instance)
+            if worker_id in self._leaving or not any(free[z] > 0 for z in free if z != zone and z not in bad):
+                continue
+            since_s = self._placing_since_s.get(worker_id, now_s)
+            unplaced = free.get(zone, 0) < 1 and now_s - since_s >= after_s
+            if instance.state is InstanceState.FAILED or unplaced:
+                found.append(worker_id)
+        return found
 
     def asked_ago_s(self) -> float | None:
         """Return for how long the worker that was asked for first has been on its way; None = nobody is."""
@@ -156,6 +189,7 @@ class Crew:
                     spot=instance is not None and instance.spec.spot,
                     drain_s=self._drain_s(worker),
                     reclaimed=instance is not None and instance.reclaimed_unix_ms is not None,
+                    old=instance is not None and self.is_old(instance),
                 )
             )
         for worker_id, instance in self._instances.items():
@@ -169,6 +203,7 @@ class Crew:
                         zone=instance.zone,
                         spot=instance.spec.spot,
                         reclaimed=instance.reclaimed_unix_ms is not None,
+                        old=self.is_old(instance),
                     )
                 )
         return found
@@ -205,7 +240,8 @@ class Crew:
         """Ask for one more worker, or call one back that is about to leave; return its id. Raises FleetError."""
         for worker_id in self._leaving:
             worker = self._worker(worker_id)
-            if worker_id not in self._stopped and worker is not None and worker.role is role:
+            gone = worker_id in self._stopped or worker_id in self._for_good
+            if not gone and worker is not None and worker.role is role:
                 self._call_back(worker)
                 return worker_id
         worker_id = self._free_id(role)
@@ -229,9 +265,11 @@ class Crew:
 
     # -- going -------------------------------------------------------------------------------------
 
-    def let_go(self, worker_id: str) -> None:
-        """Drain a worker; it is stopped by `see_off`."""
+    def let_go(self, worker_id: str, *, for_good: bool = False) -> None:
+        """Drain a worker; it is stopped by `see_off`, and never called back where it goes `for_good`."""
         now_s = self._now_s()
+        if for_good:
+            self._for_good.add(worker_id)
         self._leaving[worker_id] = (now_s, now_s + DRAIN_CAP_S)
         worker = self._worker(worker_id)
         if worker is not None:
@@ -265,3 +303,12 @@ class Crew:
             worker.touch()
         command = pb.Drain(on=drain, leader_epoch=self._registry.leader_epoch)
         self._registry.send(worker, pb.ControlCommand(drain=command))
+
+
+def zone_of(instance: Instance) -> str:
+    """Return where a worker is, or was asked to be."""
+    return instance.zone or instance.spec.zone
+
+
+def _is_placed(instance: Instance) -> bool:
+    return instance.state is not InstanceState.PLACING

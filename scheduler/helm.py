@@ -149,7 +149,7 @@ class Helm:
                 simulated=settings.fleet_simulated,
                 limits=settings.scale,
             )
-            self.controller.hold = lambda: autoscaler.crew.loading
+            self.controller.hold = lambda: autoscaler.settling
         actuator.ended = self._flipped
         self._transitions = Transitions(pool, instruments)
         self._course = Course(

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 
 from contracts.units import Nano
@@ -39,6 +40,7 @@ from scheduler.fleet.kubernetes_objects import (
     copy_of,
     instance_of,
     is_label,
+    outdated,
     room,
 )
 from scheduler.fleet.protocol import (
@@ -89,7 +91,10 @@ class KubernetesFleet:
     async def list(self, pool: str) -> Sequence[Instance]:
         """See Fleet."""
         workers = await self._call(self._workers(pool), f"list {pool!r}")
-        return [one.instance for one in workers.values()]
+        templates = await self._call(self._find(f"{TEMPLATE}=true,{POOL}={pool}"), f"list {pool!r}") if workers else ()
+        return [
+            msgspec.structs.replace(one.instance, outdated=outdated(one.found, templates)) for one in workers.values()
+        ]
 
     async def capacity(self, pool: str) -> Capacity:
         """See Fleet."""

@@ -3,6 +3,7 @@
 A worker is a Deployment, or a LeaderWorkerSet when it takes several machines.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -26,6 +27,8 @@ SPOT: Final = "pdgate.dev/spot"
 MAX_WORKERS: Final = "pdgate.dev/max-workers"
 """Annotation of templates: workers of the pool in the zone."""
 PER_HOUR: Final = "pdgate.dev/per-hour-nano"
+LAUNCH: Final = "pdgate.dev/launch"
+"""Annotation of copies: digest of the template's pods as they were."""
 _DOWN: Final = frozenset(
     {"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "RunContainerError"}
 )
@@ -98,6 +101,26 @@ def room(templates: Sequence[Found], workers: Mapping[str, Worker], *, spot: boo
     return most
 
 
+def digest_of(template: Manifest) -> str:
+    """Return what is equal for templates whose pods are equal."""
+    pods = [pod["spec"] for pod in _pod_templates(template)]
+    return hashlib.sha256(msgspec.json.encode(pods, order="sorted")).hexdigest()[:12]
+
+
+def outdated(worker: Found, templates: Sequence[Found]) -> bool:
+    """Whether the templates from which a worker could be copied now are all other than the one that it is a copy of."""
+    same = [
+        one
+        for one in templates
+        if one.kind == worker.kind
+        and one.label(ROLE) == worker.label(ROLE)
+        and one.label(ZONE) == worker.label(ZONE)
+        and one.is_spot == worker.is_spot
+    ]
+    launch = worker.note(LAUNCH)
+    return bool(launch and same) and all(digest_of(one.manifest) != launch for one in same)
+
+
 def copy_of(template: Manifest, spec: WorkerSpec) -> dict[str, Any]:
     """Return the object of one worker: its template with one replica, its own labels and its id, owned by it."""
     body = deepcopy(dict(template))
@@ -105,7 +128,12 @@ def copy_of(template: Manifest, spec: WorkerSpec) -> dict[str, Any]:
     meta = body["metadata"]
     labels = {**meta.get("labels", {}), WORKER: spec.worker_id}
     labels.pop(TEMPLATE, None)
-    body["metadata"] = {"name": spec.worker_id, "namespace": meta.get("namespace"), "labels": labels}
+    body["metadata"] = {
+        "name": spec.worker_id,
+        "namespace": meta.get("namespace"),
+        "labels": labels,
+        "annotations": {LAUNCH: digest_of(template)},
+    }
     if "uid" in meta:  # without the template, and so without the release, there are no workers
         owner = {"apiVersion": body["apiVersion"], "kind": body["kind"], "name": meta["name"], "uid": meta["uid"]}
         body["metadata"]["ownerReferences"] = [owner]

@@ -1,5 +1,6 @@
 """How a pool's workers are started: what an adapter is given for each pool."""
 
+import hashlib
 from collections.abc import Mapping
 
 import msgspec
@@ -24,6 +25,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker takes of a machine, by the fleet's own names (Ray: CPU, GPU, memory in bytes, …)."""
     per_hour: Nano = Nano(0)
     spot_per_hour: Nano | None = None
+
+
+def digest_of(launch: Launch) -> str:
+    """Return what is equal for launches that start a worker in the same way; room and prices are not in it."""
+    said = msgspec.json.encode((launch.argv, launch.env, launch.resources), order="sorted")
+    return hashlib.sha256(said).hexdigest()[:12]
 
 
 def environment_of(launch: Launch, spec: WorkerSpec, *, zone: str, node: str) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from scheduler.fleet.launch import Launch, environment_of
+from scheduler.fleet.launch import Launch, digest_of, environment_of
 from scheduler.fleet.protocol import (
     Capacity,
     FleetError,
@@ -103,7 +103,10 @@ class LocalFleet:
         node: str = "",
         now_unix_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
-        """`max_workers` of all pools together; 0 = as many as the pools may have."""
+        """`max_workers` of all pools together; 0 = as many as the pools may have.
+
+        `launches` is read at each start. Workers that run keep what they were started with.
+        """
         self._tasks = tasks
         self._launches = launches
         self._logs = logs
@@ -120,15 +123,15 @@ class LocalFleet:
         if kept is not None:
             if kept.stop.is_set():
                 raise FleetError(f"worker {spec.worker_id!r} is still stopping")
-            return kept.instance(self._node)
+            return self._instance(kept)
         if self._closed:
             raise FleetError("the fleet is shutting down")
         launch = self._launch(spec.pool)
         zone = self._zone(spec, launch)
-        kept = _Kept(spec, zone, self._now_unix_ms())
+        kept = _Kept(spec, zone, self._now_unix_ms(), digest_of(launch))
         self._kept[spec.worker_id] = kept
         self._tasks.create_task(self._keep(kept, launch), name=spec.worker_id)
-        return kept.instance(self._node)
+        return self._instance(kept)
 
     async def stop(self, worker_id: str, *, grace_s: float) -> None:
         """See Fleet."""
@@ -143,7 +146,7 @@ class LocalFleet:
 
     async def list(self, pool: str) -> Sequence[Instance]:
         """See Fleet."""
-        return [kept.instance(self._node) for kept in self._kept.values() if kept.spec.pool == pool]
+        return [self._instance(kept) for kept in self._kept.values() if kept.spec.pool == pool]
 
     async def capacity(self, pool: str) -> Capacity:
         """See Fleet."""
@@ -191,6 +194,10 @@ class LocalFleet:
         return kept.process.pid if kept is not None and kept.process is not None else None
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _instance(self, kept: "_Kept") -> Instance:
+        launch = self._launches.get(kept.spec.pool)
+        return kept.instance(self._node, outdated=launch is not None and digest_of(launch) != kept.launch)
 
     def _launch(self, pool: str) -> Launch:
         launch = self._launches.get(pool)
@@ -271,10 +278,12 @@ class LocalFleet:
 class _Kept:
     """One worker that is kept running."""
 
-    def __init__(self, spec: WorkerSpec, zone: str, asked_unix_ms: int) -> None:
+    def __init__(self, spec: WorkerSpec, zone: str, asked_unix_ms: int, launch: str) -> None:
+        """`launch`: the digest of how it is started."""
         self.spec = spec
         self.zone = zone
         self.asked_unix_ms = asked_unix_ms
+        self.launch = launch
         self.began_s = time.monotonic()
         """When its last process was started."""
         self.short_runs = 0
@@ -301,7 +310,7 @@ class _Kept:
             return InstanceState.FAILED
         return InstanceState.RUNNING if self.process is not None else InstanceState.PLACING
 
-    def instance(self, node: str) -> Instance:
+    def instance(self, node: str, *, outdated: bool) -> Instance:
         """Return the worker as the fleet tells of it."""
         return Instance(
             spec=self.spec,
@@ -312,6 +321,7 @@ class _Kept:
             running_unix_ms=self.running_unix_ms,
             restarts=self.restarts,
             message="" if self.state is InstanceState.RUNNING else self.message,
+            outdated=outdated,
         )
 
 

@@ -78,6 +78,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """When its spot capacity will be taken away, once that was announced."""
     message: str = ""
     """Why it is not RUNNING, in words for operators."""
+    outdated: bool = False
+    """A worker of the pool that is started now would be started otherwise: another image, command or environment."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
-from scheduler.fleet.launch import Launch
+from scheduler.fleet.launch import Launch, digest_of
 from scheduler.fleet.protocol import (
     Capacity,
     FleetError,
@@ -63,6 +63,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     spec: WorkerSpec
     zone: str
     asked_unix_ms: int
+    launch: str = ""
+    """Digest of how it is started."""
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -170,7 +172,7 @@ class RayFleet:
         zone = spec.zone or max(launch.zones, key=lambda name: free[name])
         if free[zone] < 1:
             raise NoRoom(f"no room for worker {spec.worker_id!r} of pool {spec.pool!r} in {spec.zone or 'any zone'}")
-        asked = Asked(spec=spec, zone=zone, asked_unix_ms=self._now_unix_ms())
+        asked = Asked(spec=spec, zone=zone, asked_unix_ms=self._now_unix_ms(), launch=digest_of(launch))
         self._place(asked, launch)
         return _instance(asked, "being placed")
 
@@ -245,6 +247,7 @@ class RayFleet:
                 instance = msgspec.structs.replace(instance, zone=asked.zone, asked_unix_ms=asked.asked_unix_ms)
             else:
                 instance = _instance(asked, _NO_MACHINE.get(placed, "its keeper is starting, or does not answer"))
+            instance = msgspec.structs.replace(instance, outdated=self._is_outdated(asked))
             found[worker_id] = _Found(name, asked, placed, keeper, instance)
         return found
 
@@ -275,6 +278,10 @@ class RayFleet:
             except self._ray.exceptions.RayError as error:  # GetTimeoutError, and actors that are being restarted
                 log.debug("keeper_silent", worker_id=worker_id, error=type(error).__name__)
         return told
+
+    def _is_outdated(self, asked: Asked) -> bool:
+        launch = self._launches.get(asked.spec.pool)
+        return launch is not None and asked.launch != "" and asked.launch != digest_of(launch)
 
     def _is_orphan(self, asked: Asked) -> bool:
         """Whether a group without an actor is left over, rather than about to get one."""

@@ -24,6 +24,7 @@ class WhyScale(enum.StrEnum):
     OVERSIZED = "oversized"
     OVER_MAX = "over_max"  # the operator's bounds have come down
     RECLAIMED = "reclaimed"  # spot capacity is about to be taken away
+    RENEW = "renew"  # a worker of an old launch goes, or one comes in its place
     # none
     STEADY = "steady"
     ASLEEP = "asleep"
@@ -34,6 +35,8 @@ class WhyScale(enum.StrEnum):
     FLIPPING = "flipping"
     COOLING_DOWN = "cooling_down"  # fewer would do, not for long enough
     N_MINUS_1 = "n_minus_1"  # one worker less would miss targets
+    RENEWING = "renewing"  # what replaces old workers is on its way
+    RENEWAL_HELD = "renewal_held"  # new workers do not stay up, or find no room beside the old ones
     AT_MAX = "at_max"
     BUDGET = "budget"
     NO_ROOM = "no_room"
@@ -63,6 +66,8 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long a change of roles that would do is waited for."""
     clear_s: float = 60.0
     """Time in which a backlog should be gone."""
+    stranded_s: float = 120.0
+    """For how long a worker may wait for a place in a zone without room while another zone has some."""
     min_arrivals: int = 20
     """Arrivals to judge by; with fewer one worker is enough."""
     pressure_bounds: tuple[float, float] = (1.0, 1.6)
@@ -95,6 +100,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 0.0
     reclaimed: bool = False
     """Its spot capacity will be taken away: it counts no more."""
+    old: bool = False
+    """It is to be replaced: its launch has changed, or an operator has asked for new ones since it was started."""
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +132,8 @@ class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
     """From asking for a worker until it serves, as measured."""
     flipping: bool = False
     """A worker changes its role."""
+    failing: bool = False
+    """Workers that were started do not stay up."""
 
     @property
     def split(self) -> Split:
@@ -143,6 +152,8 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """Since when other roles at the same number would do."""
     last_up_s: float | None = None
     last_down_s: float | None = None
+    renewing: Split | None = None
+    """The workers that shall be there when all old ones have been replaced; None = none is being replaced."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

@@ -6,7 +6,8 @@
 3. Awake, the demand is the moments of the requests seen times the rate forecast for when a new worker would serve.
    Too few is who cannot serve `goal` of it in time in the best mix of as many workers: so a change of roles that
    would do is left to the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
-4. Fewer are tried when the largest need of the last `down_s` is smaller, nothing was started meanwhile, and what
+4. While nothing is lacking, workers of an old launch are replaced (policy.renewal); nobody else goes meanwhile.
+5. Fewer are tried when the largest need of the last `down_s` is smaller, nothing was started meanwhile, and what
    remains, worker by worker, still reaches `aim`.
 
 Steps say why. Bounds, budget and room cut starts short, and say so.
@@ -35,11 +36,14 @@ from scheduler.policy.headcount import (
 )
 from scheduler.policy.mixes import Mix, Mixes
 from scheduler.policy.queueing import Corrections, Fleet, Split
+from scheduler.policy.renewal import Turn, renew
 
 _ONE_UNIFIED = Split(unified=1)
 _PRESSING = 1.1
 """Correction of a load above which more workers are for the sake of misses rather than of arrivals."""
 _ORDER = (Role.UNIFIED, Role.DECODE, Role.PREFILL)
+_NOT_NOW = frozenset({WhyScale.ASLEEP, WhyScale.IDLE, WhyScale.BOOTING, WhyScale.UNCONFIRMED, WhyScale.OVER_MAX})
+"""Answers beside which no old worker is replaced."""
 
 
 def scale(
@@ -56,8 +60,13 @@ def scale(
     state = msgspec.structs.replace(
         state, needs=verdict.needs, under_ticks=verdict.under_ticks, flip_since_s=verdict.flip_since_s
     )
-    why = verdict.why
-    if verdict.leaves:
+    why, calm = verdict.why, not verdict.wanted and verdict.why not in _NOT_NOW
+    turn = renew(sight, state.renewing, bounds.floor) if calm else None
+    renewing = turn.renewing if turn is not None else None if calm else state.renewing
+    if turn is not None:
+        more, why = _renewed(turn, sight, bounds)
+        steps += more
+    elif verdict.leaves:
         steps += [Stop(worker_id=m.worker_id, role=m.role, why=why) for m in verdict.leaves]
         state = msgspec.structs.replace(state, last_down_s=now_s)
     elif verdict.wanted:
@@ -66,6 +75,9 @@ def scale(
         why = cut or why
         if starts:
             state = msgspec.structs.replace(state, last_up_s=now_s, under_ticks=0)
+            for start in starts if renewing is not None else ():
+                renewing = _with(renewing, start.role)
+    state = msgspec.structs.replace(state, renewing=renewing)
     return state, ScalePlan(
         steps=tuple(steps),
         why=WhyScale.RECLAIMED if rescued and not verdict.wanted else why,
@@ -75,6 +87,17 @@ def scale(
         rate_rps=sight.rate.now_rps if sight.rate is not None else None,
         ahead_rps=sight.rate.ahead_rps if sight.rate is not None else None,
     )
+
+
+def _renewed(turn: Turn, sight: ScaleSight, bounds: Bounds) -> tuple[list[Step], WhyScale]:
+    """Return the steps of a renewal's turn: all starts that are needed together, or none of them."""
+    starts, _ = _starts(turn.starts, turn.why, sight, bounds)
+    if turn.starts and len(starts) == len(turn.starts):
+        return starts, turn.why
+    leaves = turn.leaves or (turn.instead if turn.starts else ())
+    held = turn.why is WhyScale.RENEW and not leaves
+    why = WhyScale.RENEWAL_HELD if held else turn.why
+    return [Stop(worker_id=m.worker_id, role=m.role, why=why) for m in leaves], why
 
 
 class _Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,6 +416,11 @@ def _union(one: Split, other: Split) -> Split:
         decode=max(one.decode, other.decode),
         unified=max(one.unified, other.unified),
     )
+
+
+def _with(split: Split | None, role: Role) -> Split:
+    split = split or Split()
+    return msgspec.structs.replace(split, **{role.value: getattr(split, role) + 1})
 
 
 def _without(split: Split, role: Role) -> Split:

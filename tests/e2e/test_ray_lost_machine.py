@@ -1,13 +1,11 @@
 """A Ray cluster loses a machine under streams: workers run again on another one of the zone, and no request is lost."""
 
-import asyncio
-import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from contracts import keys
@@ -15,13 +13,21 @@ from contracts.lifecycle import Role
 from contracts.resp import redis_client
 from scheduler.fleet.launch import Launch
 from scheduler.fleet.protocol import InstanceState, WorkerSpec
+from tests.e2e.stream_load import all_streams
 from tests.processes import PEER_TOKEN, REPOSITORY, Stack, until
 from tests.scheduler_fleet.ray_cluster import RayMachines, agent_of, process_of, ray_machines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-STREAMS, TOKENS = 24, 120
 GROUP = (Role.PREFILL, Role.DECODE)
+Environ = Mapping[str, str] | None
+SCALING = """
+[models.tiny.scaling]
+max_workers = 3
+idle_s = 600
+min_unified = 2
+zones = ["a", "b"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,62 +62,27 @@ def timed_workers(stack: Stack) -> Launch:
 async def stack(
     stack_folder: Path, redis_url: str, database_url: str, catalog_file: Path, models_dir: Path
 ) -> AsyncIterator[Stack]:
+    async with processes(stack_folder, redis_url, database_url, catalog_file, models_dir) as stack:
+        yield stack
+
+
+@asynccontextmanager
+async def processes(
+    folder: Path, redis_url: str, database_url: str, catalog_file: Path, models_dir: Path, environ: Environ = None
+) -> AsyncIterator[Stack]:
+    """Run a gateway, a scheduler and billing."""
     stack = Stack(
-        folder=stack_folder,
-        redis_url=redis_url,
-        database_url=database_url,
-        catalog_file=catalog_file,
-        models_dir=models_dir,
+        folder=folder, redis_url=redis_url, database_url=database_url, catalog_file=catalog_file, models_dir=models_dir
     )
     await stack.seed()
     stack.add_gateway()
-    stack.add_scheduler(cpu_profile=True)
+    stack.add_scheduler(cpu_profile=True, environ=environ)
     stack.add_billing()
     stack.start()
-    yield stack
-    stack.stop()
-
-
-async def streamed(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> tuple[str, str]:
-    """Return text and finish reason of one answer, or what went wrong; releases `begun` with the first text."""
-    text, finish = "", ""
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": f"story {number}"}],
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "stream": True,
-    }
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                return text, f"error: {chunk['error']}"
-            for choice in chunk["choices"]:
-                if piece := choice["delta"].get("content"):
-                    if not text:
-                        begun.release()
-                    text += piece
-                finish = choice["finish_reason"] or finish
-    return text, finish
-
-
-async def all_streams(stack: Stack, lose: RayMachines | None = None) -> list[tuple[str, str]]:
-    begun = asyncio.Semaphore(0)
-    headers = {"authorization": f"Bearer {stack.api_key}"}
-    async with (
-        httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=120) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        running = [tasks.create_task(streamed(client, number, begun)) for number in range(STREAMS)]
-        if lose is not None:
-            for _ in range(STREAMS):
-                await begun.acquire()
-            lose.lose("b-1")
-    return [one.result() for one in running]
+    try:
+        yield stack
+    finally:
+        stack.stop()
 
 
 async def test_a_machine_that_is_lost_costs_no_request(machines: RayMachines, stack: Stack, tmp_path: Path):
@@ -135,7 +106,11 @@ async def test_a_machine_that_is_lost_costs_no_request(machines: RayMachines, st
 
         machines.add("b-2", zone="b", cpus=2)
         lost = {f"{role}-b": process_of(f"{role}-b").pid for role in GROUP}
-        assert await all_streams(stack, lose=machines) == expected
+
+        async def lose() -> None:
+            machines.lose("b-1")
+
+        assert await all_streams(stack, lose) == expected
 
         async def again() -> bool:
             found = {one.spec.worker_id: one for one in await fleet.list("tiny")}
@@ -159,3 +134,54 @@ async def test_a_machine_that_is_lost_costs_no_request(machines: RayMachines, st
         assert "worker_stops" in await fleet.logs("decode-b", max_bytes=100_000)
         assert await registered(0)
         await redis.aclose()
+
+
+async def test_a_machine_that_is_lost_costs_no_request_where_workers_come_by_demand(
+    machines: RayMachines,
+    stack_folder: Path,
+    redis_url: str,
+    database_url: str,
+    catalog_file: Path,
+    models_dir: Path,
+    tmp_path: Path,
+):
+    machines.add("b-3", zone="b", cpus=2)
+    catalog = tmp_path / "models.toml"
+    catalog.write_text(catalog_file.read_text() + SCALING)
+    agent = tmp_path / "agent"
+    environ = {"SCHEDULER_FLEET": "ray", "SCHEDULER_FLEET_ADDRESS": str(agent / "s" / "socket")}
+    async with processes(stack_folder, redis_url, database_url, catalog, models_dir, environ) as stack:
+        async with agent_of(machines, {"tiny": timed_workers(stack)}, agent) as fleet:
+            await stack.ready()
+            assert [finish for _, finish in await all_streams(stack, streams=1)] == ["length"]  # from nothing
+            workers = [f"tiny-auto-unified-{number}" for number in (1, 2)]
+
+            async def both() -> bool:
+                alive = [await redis.exists(keys.worker_lease("tiny", worker_id)) for worker_id in workers]
+                return sum(alive) == 2
+
+            redis = redis_client(redis_url)
+            await until(both, 120)
+            homes = {machines.name_of(process_of(worker_id)): worker_id for worker_id in workers}
+            (doomed,) = [name for name in homes if name.startswith("b")]
+            expected = await all_streams(stack)
+            assert {finish for _, finish in expected} == {"length"}
+            before = process_of(homes[doomed]).pid
+
+            async def lose() -> None:
+                machines.lose(doomed)
+
+            assert await all_streams(stack, lose) == expected
+
+            async def again() -> bool:
+                found = {one.spec.worker_id: one for one in await fleet.list("tiny")}
+                return found[homes[doomed]].state is InstanceState.RUNNING and found[homes[doomed]].restarts == 1
+
+            await until(again, 90)
+            await until(both, 60)
+            assert process_of(homes[doomed]).pid != before
+            assert await all_streams(stack) == expected
+            assert {one.spec.worker_id for one in await fleet.list("tiny")} == set(workers)  # and nobody else
+            for worker_id in workers:
+                await fleet.stop(worker_id, grace_s=5)
+            await redis.aclose()

@@ -173,6 +173,7 @@ class Rig:
             hand_offs=known.hand_offs,
             latency=known.latency,
             catalog_revision="",
+            zone=facts.pop("zone", ""),
             capabilities=("probe",) if facts.pop("probes", False) else (),
             started_unix_ms=identity.epoch,
         )

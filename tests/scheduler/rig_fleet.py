@@ -12,36 +12,48 @@ from scheduler.fleet.protocol import Capacity, Instance, InstanceState, NoRoom, 
 
 
 class RigFleet:
-    """Starts and stops workers of a rig, all in one room."""
+    """Starts and stops workers of a rig, in one room or in zones of as much room each.
 
-    def __init__(self, rig: Rig, *, room: int = 3, **facts) -> None:
+    `facts` is what workers that are started from now on are given; it may be changed.
+    """
+
+    def __init__(self, rig: Rig, *, room: int = 3, zones: tuple[str, ...] = ("",), **facts) -> None:
         self.started: list[WorkerSpec] = []
         self.stopped: list[str] = []
         self.may_boot = asyncio.Event()
         self.may_boot.set()
-        self._rig, self._room, self._facts = rig, room, facts
+        self.facts = facts
+        self.most = 0
+        """Workers that were there at once."""
+        self.lost_zones: set[str] = set()
+        self.workers = {}
+        self._rig, self._room, self._zones = rig, room, zones
         self._instances: dict[str, Instance] = {}
-        self._workers = {}
         self._boots: list[asyncio.Task] = []
         rig._stack.push_async_callback(self._end)
 
     async def start(self, spec: WorkerSpec) -> Instance:
         if spec.worker_id in self._instances:
             return self._instances[spec.worker_id]
-        if len(self._instances) >= self._room:
+        free = (await self.capacity(spec.pool)).free
+        zone = spec.zone or max(free, key=lambda name: free[name])
+        if free[zone] < 1:
             raise NoRoom(f"no room for {spec.worker_id}")
         now_ms = int(time.time() * 1000)
         self.started.append(spec)
         self._instances[spec.worker_id] = instance = Instance(
-            spec=spec, state=InstanceState.RUNNING, node="here", asked_unix_ms=now_ms, running_unix_ms=now_ms
+            spec=spec, state=InstanceState.RUNNING, zone=zone, node="here", asked_unix_ms=now_ms, running_unix_ms=now_ms
         )
+        self.most = max(self.most, len(self._instances))
         self._boots.append(self._rig._tasks.create_task(self._boot(spec)))
         return instance
 
     async def _boot(self, spec: WorkerSpec) -> None:
         await self.may_boot.wait()
         if spec.worker_id in self._instances:
-            self._workers[spec.worker_id] = await self._rig.worker(spec.role, worker_id=spec.worker_id, **self._facts)
+            self.workers[spec.worker_id] = await self._rig.worker(
+                spec.role, worker_id=spec.worker_id, zone=self._instances[spec.worker_id].zone, **self.facts
+            )
 
     async def _end(self) -> None:
         for boot in self._boots:
@@ -51,7 +63,7 @@ class RigFleet:
         if self._instances.pop(worker_id, None) is None:
             return
         self.stopped.append(worker_id)
-        worker = self._workers.pop(worker_id, None)
+        worker = self.workers.pop(worker_id, None)
         if worker is not None:  # by a task of the rig's: a scheduler that ends must not leave it half dead
             self._rig._tasks.create_task(self._take_away(worker))
 
@@ -66,7 +78,10 @@ class RigFleet:
         return list(self._instances.values())
 
     async def capacity(self, pool: str) -> Capacity:
-        return Capacity(free={"": self._room - len(self._instances)})
+        there = [instance.zone for instance in self._instances.values()]
+        return Capacity(
+            free={zone: 0 if zone in self.lost_zones else self._room - there.count(zone) for zone in self._zones}
+        )
 
     async def price(self, pool: str) -> Price:
         return Price(per_hour=0)
@@ -80,3 +95,15 @@ class RigFleet:
             self._instances[worker_id], state=InstanceState.FAILED, message="exit code 3", running_unix_ms=None
         )
         self._instances[worker_id] = failed
+
+    async def lose_zone(self, zone: str) -> None:
+        """Let every worker of a zone vanish, and no other find a place there."""
+        self.lost_zones.add(zone)
+        for worker_id, instance in list(self._instances.items()):
+            if instance.zone == zone:
+                self._instances[worker_id] = msgspec.structs.replace(
+                    instance, state=InstanceState.PLACING, zone="", running_unix_ms=None, message="no machine"
+                )
+                worker = self.workers.pop(worker_id, None)
+                if worker is not None:
+                    await self._take_away(worker)
