@@ -80,6 +80,7 @@ class WorkerState(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"
     SWITCHING = "switching"
+    SLEEPING = "sleeping"
     UNHEALTHY = "unhealthy"
     STOPPED = "stopped"
 
@@ -103,14 +104,15 @@ WORKER_NEXT: Final[Mapping[WorkerState, frozenset[WorkerState]]] = MappingProxyT
     {
         _W.STARTING: frozenset({_W.READY, _W.UNHEALTHY, _W.STOPPED}),
         _W.READY: frozenset({_W.DRAINING, _W.UNHEALTHY, _W.STOPPED}),
-        _W.DRAINING: frozenset({_W.READY, _W.SWITCHING, _W.UNHEALTHY, _W.STOPPED}),
+        _W.DRAINING: frozenset({_W.READY, _W.SWITCHING, _W.SLEEPING, _W.UNHEALTHY, _W.STOPPED}),
         _W.SWITCHING: frozenset({_W.READY, _W.DRAINING, _W.UNHEALTHY, _W.STOPPED}),
+        _W.SLEEPING: frozenset({_W.READY, _W.UNHEALTHY, _W.STOPPED}),
         _W.UNHEALTHY: frozenset({_W.READY, _W.STARTING, _W.STOPPED}),
         _W.STOPPED: frozenset(),
     }
 )
 """Allowed moves. DRAINING back to READY is a cancelled drain or flip; SWITCHING back to DRAINING, an engine that still
-had work left when it was asked."""
+had work left when it was asked; SLEEPING is without weights on its device."""
 
 
 class IllegalMove(ValueError):

@@ -53,6 +53,21 @@ class TransferCost(msgspec.Struct, frozen=True, kw_only=True):
         return max(whole / layers, whole - prefill_ms)
 
 
+class WeightsCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Moving a worker's weights between host and device memory: what going to sleep, and waking, takes."""
+
+    bytes: int
+    """Of one worker, over all its devices."""
+    bytes_per_ms: float
+    """Of the links between host and its devices together."""
+    fixed_ms: float = 0.0
+
+    @property
+    def ms(self) -> float:
+        """One way, ms."""
+        return self.fixed_ms + self.bytes / self.bytes_per_ms
+
+
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's costs: what the timed engine plays and the scheduler predicts with."""
 
@@ -64,6 +79,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     front_ms: float = (
         0.0  # latency of an unloaded request outside the engine's compute; adds to TTFT, takes no capacity
     )
+    weights: WeightsCost | None = None  # None = it cannot sleep, or nothing is known of it
 
 
 # Llama-3-8B in BF16 on one H100, rounded from the planner's fit (`python -m benches.plan_fit`): a stand-in for fleets.

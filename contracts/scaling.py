@@ -5,6 +5,7 @@
 max_workers = 4                        # of all roles together
 to_zero = true                         # without traffic for idle_s nobody is left; default: true
 idle_s = 300
+sleep_s = 0                            # workers that can sleep do so for this long after idle_s, before they go
 min_prefill = 1                        # floors while the pool is awake; default: whatever is cheapest
 min_decode = 1
 min_unified = 0
@@ -39,6 +40,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     to_zero: bool = True
     idle_s: Seconds = 300.0
     """Without an arrival and without work for so long, a pool `to_zero` gives all its workers back."""
+    sleep_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """After `idle_s`, workers that can sleep do so for this long before they are given back. 0 = they are at once."""
     min_prefill: NotNegative = 0
     min_decode: NotNegative = 0
     min_unified: NotNegative = 0

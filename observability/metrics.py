@@ -86,7 +86,7 @@ HISTOGRAMS: Final = _by_name(
     Declared("switch_seconds", "The engine's own role change.", ("pool",), MOVE_BUCKETS_S),
     Declared(
         "cold_start_seconds",
-        "A worker's way from being asked for until it serves, by part: place, load, warm.",
+        "A worker's way from being asked for until it serves, by part: place, load, warm; or wake.",
         ("pool", "phase"),
         BOOT_BUCKETS_S,
     ),

@@ -103,7 +103,8 @@ def renew(
                 await redis.set(keys.renewal(name), int(time.time() * 1000))
 
     asyncio.run(run())
-    typer.echo(f"the workers of {pool or ', '.join(scaling) or 'no pool'} are being replaced; `pdgate top` shows how far")
+    names = pool or ", ".join(scaling) or "no pool"
+    typer.echo(f"the workers of {names} are being replaced; `pdgate top` shows how far")
 
 
 async def order_role(redis: Redis, pool: str, worker_id: str, role: Role) -> Answer:

@@ -26,8 +26,9 @@ from contracts.scaling import NANO_PER_UNIT, ScaleNote, Scaling, encode_note
 from observability.metrics import Instruments
 from scheduler.actuator import Actuator
 from scheduler.book import Request
+from scheduler.boot import Boot
 from scheduler.controller import RatioController
-from scheduler.crew import Boot, Crew
+from scheduler.crew import Crew
 from scheduler.decision_log import DecisionLog
 from scheduler.fleet.protocol import Fleet, FleetError, Price
 from scheduler.outbox import Outbox
@@ -35,11 +36,14 @@ from scheduler.policy.arrivals import ArrivalTrend
 from scheduler.policy.headcount import (
     Bounds,
     Ground,
+    Lull,
     ScaleLimits,
     ScalePlan,
     ScaleSight,
     ScaleState,
     Start,
+    Step,
+    Wake,
     WhyScale,
 )
 from scheduler.policy.queueing import Corrections, Split
@@ -56,6 +60,8 @@ CLOSE_LOOK_S: Final = 0.1
 NOTE_HOLDS_MS: Final = 10_000
 BOOT_PRIOR_S: Final = 60.0
 """Before any start was measured."""
+WAKE_PRIOR_S: Final = 5.0
+"""Where workers do not say, and none has been woken."""
 _BOOT_WEIGHT: Final = 0.3
 _LEAST_LEFT_S: Final = 1.0
 _REDIS_TIMEOUT_S: Final = 2.0
@@ -111,13 +117,14 @@ class Autoscaler:
         self._state = ScaleState(last_up_s=now_s())
         self._busy_s = now_s()
         self._boot_s = BOOT_PRIOR_S
+        self._wake_s: float | None = None
         self._price = Price(per_hour=scaling.price_nano)
         self._blocked = ""
         self._stir = asyncio.Event()
         self.plan: ScalePlan | None = None
         """The last decision of the term."""
-        self.cold: Boot | None = None
-        """How the worker started that last brought the pool to serve."""
+        self._cold: Boot | None = None
+        self._boots: list[Boot] = []
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -129,7 +136,7 @@ class Autoscaler:
     @property
     def settling(self) -> bool:
         """Whether roles are left alone: somebody is about to serve, or workers are being replaced role by role."""
-        return self.crew.loading or self._state.renewing is not None
+        return self.crew.loading or (self._mode == "auto" and self._state.renewing is not None)
 
     @property
     def serving(self) -> bool:
@@ -149,10 +156,19 @@ class Autoscaler:
         """Seconds until a pool that serves nobody is expected to; None = it serves."""
         if self.serving:
             return None
+        if self._mode == "auto" and self.crew.wakeable:
+            wake_s = self._wake_s or self.crew.wake_s or WAKE_PRIOR_S
+            return max(_LEAST_LEFT_S, wake_s - self.crew.sleepers.asked_ago_s())
         ago_s = self.crew.asked_ago_s()
         if ago_s is None:
             return self._boot_s
         return max(_LEAST_LEFT_S, self._boot_s - ago_s)
+
+    @property
+    def cold(self) -> Boot | None:
+        """How the worker came that last brought the pool to serve, as of now: whoever waited for it asks at once."""
+        self._see_who_has_come()
+        return self._cold
 
     @property
     def cost_per_hour(self) -> float:
@@ -205,8 +221,9 @@ class Autoscaler:
     async def _look(self, *, decide: bool, read: bool) -> None:
         if decide or (read and self.crew.restless):
             await self.crew.read()
-        for boot in self.crew.look():
-            await self._booted(boot)
+        self._see_who_has_come()
+        while self._boots:
+            await self._booted(self._boots.pop(0))
         await self.crew.see_off()
         if decide:
             await self._decide()
@@ -244,15 +261,25 @@ class Autoscaler:
 
     async def _act(self, plan: ScalePlan) -> None:
         for step in plan.steps:
-            if isinstance(step, Start):
-                worker_id = await self.crew.start(step.role, zone=step.zone, spot=step.spot)
-            else:
-                worker_id = step.worker_id
-                self.crew.let_go(worker_id, for_good=step.why is WhyScale.RENEW)
-            what = "start" if isinstance(step, Start) else "stop"
+            what, worker_id = await self._take(step)
             labels = {"pool": self._pool, "step": what, "role": step.role.value, "reason": step.why.value}
             self._instruments.scale_steps.add(1, labels)
             log.info("scale_step", pool=self._pool, step=what, worker_id=worker_id, role=step.role, why=step.why.value)
+
+    async def _take(self, step: Step) -> tuple[str, str]:
+        """Take one step; return what it is called, and whom it was about."""
+        match step:
+            case Start():
+                return "start", await self.crew.start(step.role, zone=step.zone, spot=step.spot)
+            case Wake():
+                self.crew.wake(step.worker_id)
+                return "wake", step.worker_id
+            case Lull():
+                self.crew.lull(step.worker_id)
+                return "sleep", step.worker_id
+            case _:
+                self.crew.let_go(step.worker_id, for_good=step.why is WhyScale.RENEW)
+                return "stop", step.worker_id
 
     async def _ground(self) -> Ground:
         """Return what the fleet offers: never more than the operator allows, those that do not stay up included."""
@@ -263,7 +290,7 @@ class Autoscaler:
         if self._mode == "auto":
             for worker_id in self.crew.stranded(capacity.free, after_s=self.limits.stranded_s):
                 log.warning("worker_given_up", pool=self._pool, worker_id=worker_id)
-                self.crew.let_go(worker_id, for_good=True)
+                self.crew.give_up(worker_id)
         back = self.crew.recallable
         left = max(0, self.bounds.max_workers - len(self.crew.instances) + sum(back.values()))
         if self.crew.failed and not self.serving:
@@ -282,6 +309,7 @@ class Autoscaler:
         moving: Mapping[str, Role] = {move.worker_id: move.to_role} if move is not None else {}
         return ScaleSight(
             members=self.crew.members(moving),
+            asleep=self.crew.asleep(),
             ground=ground,
             demand=self._controller.measured(),
             rate=self._trend.forecast(now_s, ahead_s=self._boot_s + self.limits.fresh_s),
@@ -311,18 +339,26 @@ class Autoscaler:
     # -- telling -----------------------------------------------------------------------------------
 
     async def _booted(self, boot: Boot) -> None:
-        for phase, ms in boot.parts_ms.items():
+        parts = {phase: max(0.0, end_ms - begin_ms) for phase, begin_ms, end_ms in boot.parts}
+        for phase, ms in parts.items():
             self._instruments.cold_start(ms, pool=self._pool, phase=phase)
-        ready = [w.worker_id for w in self._registry.workers() if w.ready]
-        if ready == [boot.worker_id]:
-            self.cold = boot
+        told = {f"{phase}_s": round(ms / 1000, 2) for phase, ms in parts.items()}
+        log.info("worker_woken" if boot.woken else "worker_booted", pool=self._pool, worker_id=boot.worker_id, **told)
+        if boot.woken:
+            before_s = self._wake_s or boot.whole_s
+            self._wake_s = before_s + _BOOT_WEIGHT * (boot.whole_s - before_s)
+            return
         first = self._boot_s == BOOT_PRIOR_S
         self._boot_s = boot.whole_s if first else self._boot_s + _BOOT_WEIGHT * (boot.whole_s - self._boot_s)
-        parts = {f"{phase}_s": round(ms / 1000, 2) for phase, ms in boot.parts_ms.items()}
-        log.info("worker_booted", pool=self._pool, worker_id=boot.worker_id, **parts)
         with contextlib.suppress(RedisError, TimeoutError):
             async with asyncio.timeout(_REDIS_TIMEOUT_S):
                 await self._redis.set(keys.boot(self._pool), f"{self._boot_s:.3f}")
+
+    def _see_who_has_come(self) -> None:
+        for boot in self.crew.look():
+            self._boots.append(boot)
+            if [w.worker_id for w in self._registry.workers() if w.ready] == [boot.worker_id]:
+                self._cold = boot
 
     async def _recall_boot(self) -> None:
         """Begin with what former terms measured."""
@@ -363,6 +399,7 @@ def bounds_of(scaling: Scaling) -> Bounds:
         floor=Split(prefill=scaling.min_prefill, decode=scaling.min_decode, unified=scaling.min_unified),
         budget_per_hour=scaling.budget_nano,
         spot_share=scaling.spot_share,
+        sleep_s=scaling.sleep_s,
     )
 
 

@@ -12,46 +12,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-import msgspec
 import structlog
 
 from contracts.lifecycle import Role
 from contracts.v1 import worker_pb2 as pb
+from scheduler.boot import Boot
 from scheduler.fleet.protocol import Fleet, Instance, InstanceState, WorkerSpec
 from scheduler.policy.headcount import Member
 from scheduler.registry import WorkerRegistry
+from scheduler.sleepers import CAPABILITY as SLEEP
+from scheduler.sleepers import Sleepers
 from scheduler.worker import Standing, Worker
 
 log = structlog.get_logger()
 
 DRAIN_CAP_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
+SHUNNED_S: Final = 600.0
 LEAST_DRAIN_S: Final = 0.5
 """What was submitted just before may still be on its way to the worker."""
-
-
-class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker started, Unix ms."""
-
-    worker_id: str
-    asked_unix_ms: float
-    running_unix_ms: float
-    registered_unix_ms: float
-    ready_unix_ms: float
-
-    @property
-    def parts_ms(self) -> Mapping[str, float]:
-        """Its parts: place, load, warm."""
-        return {
-            "place": max(0.0, self.running_unix_ms - self.asked_unix_ms),
-            "load": max(0.0, self.registered_unix_ms - self.running_unix_ms),
-            "warm": max(0.0, self.ready_unix_ms - self.registered_unix_ms),
-        }
-
-    @property
-    def whole_s(self) -> float:
-        """From the asking until it serves."""
-        return max(0.0, self.ready_unix_ms - self.asked_unix_ms) / 1000
 
 
 class Crew:
@@ -79,8 +58,10 @@ class Crew:
         self._leaving: dict[str, tuple[float, float]] = {}  # when asked, until when
         self._for_good: set[str] = set()  # of those who leave: they are not called back
         self._placing_since_s: dict[str, float] = {}
+        self._shunned: dict[str, float] = {}  # zones, until when
         self._stopped: set[str] = set()
         self._first_look = True
+        self.sleepers = Sleepers(registry, now_unix_ms=now_unix_ms)
         self.renew_before_ms = 0
         """Workers that were asked for before are old, Unix ms."""
 
@@ -110,13 +91,17 @@ class Crew:
 
     @property
     def failed(self) -> Sequence[Instance]:
-        """Those that do not stay up."""
-        return [i for i in self._instances.values() if i.state is InstanceState.FAILED]
+        """Those that do not stay up, and have not been given up."""
+        return [
+            one
+            for one in self._instances.values()
+            if one.state is InstanceState.FAILED and one.spec.worker_id not in self._leaving
+        ]
 
     @property
     def booting(self) -> bool:
         """Whether somebody was asked for who does not serve yet."""
-        return bool(self._booting)
+        return bool(self._booting or self.sleepers.waking)
 
     @property
     def loading(self) -> bool:
@@ -130,7 +115,7 @@ class Crew:
     @property
     def restless(self) -> bool:
         """Whether somebody comes or goes."""
-        return bool(self._booting or self._leaving or self._stopped)
+        return bool(self._booting or self._leaving or self._stopped or self.sleepers.restless)
 
     @property
     def recallable(self) -> Mapping[str, int]:
@@ -143,13 +128,16 @@ class Crew:
         return instance.outdated or instance.asked_unix_ms < self.renew_before_ms
 
     def bad_zones(self) -> Collection[str]:
-        """Return the zones in which a worker does not stay up."""
-        return {zone_of(instance) for instance in self.failed}
+        """Return the zones in which a worker does not stay up, or was given up lately."""
+        shunned = {zone for zone, until_s in self._shunned.items() if self._now_s() < until_s}
+        return {zone_of(instance) for instance in self.failed} | shunned
 
     def stranded(self, free: Mapping[str, int], *, after_s: float) -> Sequence[str]:
         """Return who should be given up, for another zone has room and theirs none.
 
-        These are the ones that do not stay up, and those that have not been placed for `after_s`. `free`: room by zone.
+        These are the ones that do not stay up, and those that have not been placed for `after_s`. Where they were is
+        shunned for a while: what fails in every zone is not the zone's fault, and is given up nowhere.
+        `free`: room by zone.
         """
         now_s, bad, found = self._now_s(), self.bad_zones(), []
         for worker_id, instance in self._instances.items():
@@ -161,6 +149,11 @@ class Crew:
             if instance.state is InstanceState.FAILED or unplaced:
                 found.append(worker_id)
         return found
+
+    def give_up(self, worker_id: str) -> None:
+        """Stop a worker that is stranded."""
+        self._shunned[zone_of(self._instances[worker_id])] = self._now_s() + SHUNNED_S
+        self.let_go(worker_id, for_good=True)
 
     def asked_ago_s(self) -> float | None:
         """Return for how long the worker that was asked for first has been on its way; None = nobody is."""
@@ -175,7 +168,7 @@ class Crew:
             known.add(worker.worker_id)
             instance = self._instances.get(worker.worker_id)
             gone = not worker.leased or worker.standing is Standing.DEAD
-            if worker.worker_id in self._leaving or (gone and instance is None):
+            if worker.worker_id in self._leaving or (gone and instance is None) or self.sleepers.sleeps(worker):
                 continue
             if instance is not None and instance.state in (InstanceState.STOPPING, InstanceState.FAILED):
                 continue
@@ -190,6 +183,7 @@ class Crew:
                     drain_s=self._drain_s(worker),
                     reclaimed=instance is not None and instance.reclaimed_unix_ms is not None,
                     old=instance is not None and self.is_old(instance),
+                    sleeps=SLEEP in worker.registration.capabilities,
                 )
             )
         for worker_id, instance in self._instances.items():
@@ -208,9 +202,40 @@ class Crew:
                 )
         return found
 
+    def asleep(self) -> Sequence[Member]:
+        """Return who could be woken."""
+        return [
+            Member(
+                worker_id=worker.worker_id,
+                role=worker.role,
+                ready=False,
+                zone=worker.registration.zone,
+                spot=instance.spec.spot,
+                old=self.is_old(instance),
+                sleeps=True,
+            )
+            for worker in self._registry.workers()
+            if (instance := self._instances.get(worker.worker_id)) is not None
+            and worker.worker_id not in self._leaving
+            and self.sleepers.sleeps(worker)
+        ]
+
+    @property
+    def wakeable(self) -> bool:
+        """Whether those who sleep, or wake, can serve by themselves."""
+        roles = {member.role for member in self.asleep()}
+        roles |= {w.role for w in self._registry.workers() if w.worker_id in self.sleepers.waking}
+        return Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles
+
+    @property
+    def wake_s(self) -> float | None:
+        """Seconds that waking takes by what the workers say of themselves; None = they do not."""
+        costs = [w.registration.latency.weights for w in self._registry.workers() if w.registration.latency is not None]
+        return max((cost.ms / 1000 for cost in costs if cost is not None), default=None)
+
     def look(self) -> Iterable[Boot]:
-        """Return the starts that have come to their end since the last look."""
-        now_ms, ended = self._now_unix_ms(), []
+        """Return the starts, and the awakenings, that have come to their end since the last look."""
+        now_ms, ended = self._now_unix_ms(), list(self.sleepers.look())
         workers = {worker.worker_id: worker for worker in self._registry.workers() if worker.leased}
         for worker_id in list(self._booting):
             worker, instance = workers.get(worker_id), self._instances.get(worker_id)
@@ -250,6 +275,12 @@ class Crew:
         self._booting.add(worker_id)
         return worker_id
 
+    def wake(self, worker_id: str) -> None:
+        """Have a worker that sleeps serve again."""
+        worker = self._worker(worker_id)
+        if worker is not None:
+            self.sleepers.wake(worker)
+
     def _free_id(self, role: Role) -> str:
         taken = {worker.worker_id for worker in self._registry.workers()} | self._instances.keys()
         number = 1
@@ -268,12 +299,19 @@ class Crew:
     def let_go(self, worker_id: str, *, for_good: bool = False) -> None:
         """Drain a worker; it is stopped by `see_off`, and never called back where it goes `for_good`."""
         now_s = self._now_s()
+        self.sleepers.forget(worker_id)
         if for_good:
             self._for_good.add(worker_id)
         self._leaving[worker_id] = (now_s, now_s + DRAIN_CAP_S)
         worker = self._worker(worker_id)
         if worker is not None:
             self._tell(worker, drain=True)
+
+    def lull(self, worker_id: str) -> None:
+        """Let a worker sleep."""
+        worker = self._worker(worker_id)
+        if worker is not None:
+            self.sleepers.lull(worker)
 
     async def see_off(self) -> None:
         """Stop those who have drained, or should have. Raises FleetError."""

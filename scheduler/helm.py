@@ -29,9 +29,9 @@ from observability.metrics import Instruments
 from scheduler.actuator import Actuator, FlipResult
 from scheduler.autoscaler import Autoscaler
 from scheduler.book import Book, Request
+from scheduler.boot import Boot
 from scheduler.controller import RatioController
 from scheduler.course import Course
-from scheduler.crew import Boot
 from scheduler.decision_log import DecisionLog
 from scheduler.degrade import Ladder
 from scheduler.fleet.protocol import Fleet

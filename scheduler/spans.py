@@ -2,7 +2,7 @@
 
 from observability.tracing import TraceContext, Tracer, child_id, read
 from scheduler.book import Request
-from scheduler.crew import Boot
+from scheduler.boot import Boot
 
 
 class Spans:
@@ -48,12 +48,7 @@ class Spans:
 
     def _cold_start(self, context: TraceContext, cold: Boot) -> None:
         """Emit the parts of a start that a request waited for, as siblings of its placement."""
-        parts = (
-            ("place", cold.asked_unix_ms, cold.running_unix_ms),
-            ("load", cold.running_unix_ms, cold.registered_unix_ms),
-            ("warm", cold.registered_unix_ms, cold.ready_unix_ms),
-        )
-        for phase, began_unix_ms, ended_unix_ms in parts:
+        for phase, began_unix_ms, ended_unix_ms in cold.parts:
             name = f"cold_start_{phase}"
             self._tracer.emit(
                 name,

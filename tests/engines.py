@@ -113,6 +113,7 @@ def _start(
         "WORKER_MODEL_PATH": str(model),
         "WORKER_FAULTS_FILE": str(folder / "faults"),
         "WORKER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+        "WORKER_SLEEPS": "true",
         **environ,
     }
     with (folder / f"{role}.log").open("wb") as log:

@@ -1,6 +1,6 @@
 """The Control streams: what schedulers command and what they are told.
 
-Fences: every Submit, Probe, SetRole and Drain carries its leader's epoch. A lower one than the highest ever
+Fences: every Submit, Probe, SetRole, Drain and Sleep carries its leader's epoch. A lower one than the highest ever
 seen is refused; a higher one raises the mark. Aborts and Settled count only on a stream whose Hello
 is not below the mark. Epoch 0 is a standby: it gets the inventory and the status, nothing else.
 """
@@ -32,6 +32,7 @@ from workers.condition import Condition
 from workers.engine import Job, Refusal
 from workers.kv_table import KvTable
 from workers.roles import RoleSwitch
+from workers.sleep import Sleep
 from workers.trials import Probes
 
 log = structlog.get_logger()
@@ -132,13 +133,20 @@ class Control:
     """All Control streams of one worker."""
 
     def __init__(
-        self, condition: Condition, assignments: Assignments, roles: RoleSwitch, probes: Probes, kv: KvTable
+        self,
+        condition: Condition,
+        assignments: Assignments,
+        roles: RoleSwitch,
+        probes: Probes,
+        kv: KvTable,
+        sleep: Sleep,
     ) -> None:
         self._condition = condition
         self._assignments = assignments
         self._roles = roles
         self._probes = probes
         self._kv = kv
+        self._sleep = sleep
         self._streams: set[_Stream] = set()
 
     # -- to the schedulers ---------------------------------------------------------------------------
@@ -193,8 +201,8 @@ class Control:
             self._probe(command.probe.submit, stream)
         elif kind == "set_role":
             self._set_role(command.set_role, stream)
-        elif kind == "drain":
-            self._drain(command.drain)
+        elif kind in ("drain", "sleep"):
+            self._rest(command)
         elif not stream.epoch or stream.epoch < self._condition.leader_epoch:
             log.warning("command_of_no_leader_ignored", command=kind, epoch=stream.epoch)
         elif kind == "abort":
@@ -285,18 +293,35 @@ class Control:
         if condition.state is WorkerState.DRAINING:
             self._probes.end_all()
 
+    def _rest(self, command: pb.ControlCommand) -> None:
+        if command.HasField("drain"):
+            self._drain(command.drain)
+        else:
+            self._lull(command.sleep)
+
     def _drain(self, drain: pb.Drain) -> None:
         condition = self._condition
         if not 0 < drain.leader_epoch >= condition.leader_epoch:
             log.warning("drain_of_no_leader_ignored", epoch=drain.leader_epoch)
             return
         condition.leader_epoch = drain.leader_epoch
+        if self._sleep.wanted:
+            return  # it is woken by Sleep
         if drain.on and condition.state is WorkerState.READY:
             condition.move(WorkerState.DRAINING)
         elif not drain.on and condition.state is WorkerState.DRAINING:
             self._roles.call_off("called off")
             if not self._roles.busy:
                 condition.move(WorkerState.READY)
+
+    def _lull(self, sleep: pb.Sleep) -> None:
+        condition = self._condition
+        if not 0 < sleep.leader_epoch >= condition.leader_epoch:
+            log.warning("sleep_of_no_leader_ignored", epoch=sleep.leader_epoch)
+            return
+        condition.leader_epoch = sleep.leader_epoch
+        if not sleep.on or not self._roles.busy:
+            self._sleep.ask(on=sleep.on)
 
 
 def _job_of(submit: pb.Submit) -> Job:

@@ -27,9 +27,10 @@ each role change:
 
     starting   -> ready (engine up) | unhealthy | stopped
     ready      -> draining (a role change, or drain) | unhealthy (work is there, nothing moves) | stopped
-    draining   -> switching (nothing runs any more) | ready (called off) | unhealthy | stopped
+    draining   -> switching (nothing runs any more) | ready (called off) | sleeping | unhealthy | stopped
     switching  -> ready (a tiny generation worked) | draining (the engine still had work of its own)
                   | unhealthy (rebuild failed: the process starts again) | stopped
+    sleeping   -> ready (its memory is back) | unhealthy | stopped
     unhealthy  -> ready (it moves again) | starting | stopped
 
 All outlet calls are made on the event loop's thread. They never block and never raise.
@@ -189,6 +190,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     latency: LatencyModel | None = None  # what it costs, where the engine knows it
     switch_roles: frozenset[Role] = frozenset()  # what `switch` may change to, by the engine's own call
     tells_blocks: bool = False  # writes what it holds into the worker's KvTable
+    sleeps: bool = False  # it is a workers.sleep.Sleeper
     role_is_label: bool = False  # any phase runs in any role (hand-off store): a role change needs no drain
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
@@ -45,6 +45,8 @@ from workers.records import Journal, Recorder
 from workers.roles import RestartNeeded
 from workers.server import WorkerServer
 from workers.settings import Settings
+from workers.sleep import CAPABILITY as SLEEP_CAPABILITY
+from workers.sleep import Sleeper
 from workers.spans import Spans
 from workers.store_sweeper import StoreSweeper
 from workers.stores import store_options_of, sweeper_of, timed_store_of
@@ -161,6 +163,7 @@ def sglang_options_of(settings: Settings, catalog: Catalog, *, revision: str = "
             for name, folder in catalog.adapters_of(settings.pool).items()
         },
         store=store_options_of(settings, revision),
+        sleeps=settings.sleeps,
         further=further,
         variables=variables,
     )
@@ -230,6 +233,7 @@ async def serve(
         kv=kv,
         experts=experts,
         accelerators=find_accelerators() if settings.engine == "sglang" else None,
+        sleeper=sleeper_of(settings, engine),
         credentials=credentials_of("WORKER_", settings, listen=settings.listen, open_health=settings.open_health),
     )
     address = await server.start(settings.listen)
@@ -263,6 +267,15 @@ async def serve(
     await redis.aclose()
     await asyncio.to_thread(tracer.close)
     return ending
+
+
+def sleeper_of(settings: Settings, engine: Engine) -> Sleeper | None:
+    """Return the engine as one that can sleep, where it can and may. Raises SettingsError where it may and cannot."""
+    if not settings.sleeps:
+        return None
+    if isinstance(engine, HttpEngine):
+        raise SettingsError("WORKER_SLEEPS: the memory of a foreign server is its own")
+    return cast("Sleeper", engine)  # the other two can, and the real one's class cannot be named here
 
 
 async def _run_until(
@@ -338,7 +351,11 @@ def registration_of(
             zone=settings.zone,
             hash_format=HASH_FORMAT if facts.tells_blocks else "",
             node=settings.node or socket.gethostname(),
-            capabilities=("probe", *(f"switch_{role}" for role in sorted(_roles_to_take(facts, condition.role)))),
+            capabilities=(
+                "probe",
+                *((SLEEP_CAPABILITY,) if facts.sleeps else ()),
+                *(f"switch_{role}" for role in sorted(_roles_to_take(facts, condition.role))),
+            ),
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             kv_used=min(1.0, load.kv_used_tokens / facts.kv_capacity_tokens),

@@ -26,6 +26,7 @@ from workers.machine import Machine
 from workers.outbox import Limits
 from workers.records import Recorder
 from workers.roles import DRAIN_CAP_S, RestartNeeded, RoleSwitch
+from workers.sleep import Sleep, Sleeper
 from workers.spans import Spans
 from workers.tallies import Tallies, sources
 from workers.trials import Probes
@@ -84,9 +85,13 @@ class WorkerServer:
         kv: KvTable | None = None,
         experts: ExpertTable | None = None,
         accelerators: Accelerators | None = None,
+        sleeper: Sleeper | None = None,
         credentials: Credentials = NOBODY_ASKED,
     ) -> None:
-        """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again."""
+        """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again.
+
+        `sleeper`: the engine, where it can give its device's memory back.
+        """
         now_s = asyncio.get_running_loop().time
         self._engine = engine
         self._role = role
@@ -107,7 +112,8 @@ class WorkerServer:
         self.kv = kv if kv is not None else KvTable("")  # an empty one is falsy
         self._experts = experts or ExpertTable()
         self.condition.kv_seq = lambda: self.kv.seq
-        self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv)
+        self.sleep = Sleep(self.condition, self.assignments, sleeper)
+        self._control = Control(self.condition, self.assignments, self.roles, self.probes, self.kv, self.sleep)
         self._credentials = credentials
         self._server = credentials.server(_OPTIONS)
         servicer = _Servicer(self._control, Attach(self.assignments))
@@ -139,6 +145,7 @@ class WorkerServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._engine.run())
             tasks.create_task(self.roles.run())
+            tasks.create_task(self.sleep.run())
             while True:
                 await asyncio.sleep(STATUS_PERIOD_S)
                 self.assignments.tick()

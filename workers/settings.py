@@ -6,7 +6,7 @@ import msgspec
 
 from contracts.environment import RedisUrl, Secret
 from contracts.lifecycle import HandOff, Role, StoreKind
-from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost
+from contracts.perf import DEFAULT_LATENCY, DecodeCost, LatencyModel, PrefillCost, TransferCost, WeightsCost
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -65,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_json: bool = True
     zone: str = ""
     node: str = ""  # machine; empty = its host name
+    sleeps: bool = False  # an idle worker may give its device's memory back (sglang: needs torch-memory-saver)
 
     step_ms: NotNegative = DEFAULT_LATENCY.decode.fixed_ms
     step_ms_per_request: NotNegative = DEFAULT_LATENCY.decode.per_request_ms
@@ -77,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     switch_ms: NotNegative = 100.0  # a role change by the engine's own call
     restart_ms: NotNegative = 5_000.0  # one to or from unified
     kv_bytes_per_token: Annotated[int, msgspec.Meta(gt=0)] = DEFAULT_LATENCY.transfer.kv_bytes_per_token
+    weights_bytes: Annotated[int, msgspec.Meta(gt=0)] = 16_060_000_000  # with `sleeps`: what leaves the device
+    host_bytes_per_ms: Positive = 5.0e7  # between host and device: 50 GB/s, PCIe 5 with 16 lanes
 
     @property
     def latency(self) -> LatencyModel:
@@ -99,4 +102,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             kv_capacity_tokens=self.max_total_tokens or DEFAULT_LATENCY.kv_capacity_tokens,
             max_running=self.max_running or DEFAULT_LATENCY.max_running,
+            weights=WeightsCost(bytes=self.weights_bytes, bytes_per_ms=self.host_bytes_per_ms) if self.sleeps else None,
         )

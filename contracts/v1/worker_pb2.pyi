@@ -30,6 +30,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_SWITCHING: _ClassVar[WorkerState]
     WORKER_STATE_UNHEALTHY: _ClassVar[WorkerState]
     WORKER_STATE_STOPPED: _ClassVar[WorkerState]
+    WORKER_STATE_SLEEPING: _ClassVar[WorkerState]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -63,6 +64,7 @@ WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_SWITCHING: WorkerState
 WORKER_STATE_UNHEALTHY: WorkerState
 WORKER_STATE_STOPPED: WorkerState
+WORKER_STATE_SLEEPING: WorkerState
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -186,7 +188,7 @@ class Stages(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
 
 class ControlCommand(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled", "probe", "kv_resync", "also")
+    __slots__ = ("hello", "submit", "abort", "set_role", "drain", "settled", "probe", "kv_resync", "sleep", "also")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +197,7 @@ class ControlCommand(_message.Message):
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     KV_RESYNC_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
     ALSO_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
@@ -204,8 +207,9 @@ class ControlCommand(_message.Message):
     settled: Settled
     probe: Probe
     kv_resync: KvResync
+    sleep: Sleep
     also: _containers.RepeatedCompositeFieldContainer[ControlCommand]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., kv_resync: _Optional[_Union[KvResync, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlCommand, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., kv_resync: _Optional[_Union[KvResync, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., also: _Optional[_Iterable[_Union[ControlCommand, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("scheduler_id", "leader_epoch", "v")
@@ -282,6 +286,14 @@ class SetRole(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
+    __slots__ = ("on", "leader_epoch")
+    ON_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    leader_epoch: int
+    def __init__(self, on: _Optional[bool] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+
+class Sleep(_message.Message):
     __slots__ = ("on", "leader_epoch")
     ON_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]

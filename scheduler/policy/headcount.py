@@ -85,6 +85,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     budget_per_hour: int | None = None
     """Nano-units; None = no limit."""
     spot_share: float = 0.0
+    sleep_s: float = 0.0
+    """For how long workers that can sleep do so after the idle time, before they are stopped; 0 = they are at once."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 0.0
     reclaimed: bool = False
     """Its spot capacity will be taken away: it counts no more."""
+    sleeps: bool = False
+    """It can be sent to sleep, or does sleep."""
     old: bool = False
     """It is to be replaced: its launch has changed, or an operator has asked for new ones since it was started."""
 
@@ -124,6 +128,8 @@ class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
     """Per request what it asks for; its rate is the forecast's. None = costs or requests are not known."""
     rate: RateForecast | None
     corrections: Corrections = Corrections()
+    asleep: Sequence[Member] = ()
+    """Who could be woken. They are no members: they serve nobody, and are on the way to nobody."""
     num_waiting: int = 0
     num_running: int = 0
     quiet_s: float = 0.0
@@ -173,7 +179,23 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     why: WhyScale
 
 
-Step = Start | Stop
+class Lull(msgspec.Struct, frozen=True, kw_only=True, tag="lull"):
+    """One worker goes to sleep."""
+
+    worker_id: str
+    role: Role
+    why: WhyScale
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
+    """One worker that sleeps serves again."""
+
+    worker_id: str
+    role: Role
+    why: WhyScale
+
+
+Step = Start | Stop | Lull | Wake
 
 
 class ScalePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 1. Nobody there and nobody asking: asleep. Somebody asks: one unified worker, which alone can serve; what else the
    floors and the demand ask for follows once it serves.
-2. No traffic for the idle time: everybody goes, both roles together.
+2. No traffic for the idle time: everybody goes, both roles together; who can sleep sleeps first, where that is asked
+   for. Whoever is wanted is woken, if one of the role sleeps, rather than started.
 3. Awake, the demand is the moments of the requests seen times the rate forecast for when a new worker would serve.
    Too few is who cannot serve `goal` of it in time in the best mix of as many workers: so a change of roles that
    would do is left to the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
@@ -22,12 +23,12 @@ from contracts.lifecycle import Role
 from scheduler.policy.demand import Demand
 from scheduler.policy.headcount import (
     Bounds,
+    Lull,
     Member,
     ScaleLimits,
     ScalePlan,
     ScaleSight,
     ScaleState,
-    Start,
     Step,
     Stop,
     WhyScale,
@@ -37,6 +38,7 @@ from scheduler.policy.headcount import (
 from scheduler.policy.mixes import Mix, Mixes
 from scheduler.policy.queueing import Corrections, Fleet, Split
 from scheduler.policy.renewal import Turn, renew
+from scheduler.policy.starts import most_workers, starts_of
 
 _ONE_UNIFIED = Split(unified=1)
 _PRESSING = 1.1
@@ -56,6 +58,7 @@ def scale(
     split = sight.split
     rescued = [m for m in sight.members if m.reclaimed and m.ours]
     steps: list[Step] = [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RECLAIMED) for m in rescued]
+    steps += [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RENEW) for m in sight.asleep if m.old]
     verdict = _at_rest(sight, bounds, limits) or _awake(state, sight, bounds, fleet, limits, now_s)
     state = msgspec.structs.replace(
         state, needs=verdict.needs, under_ticks=verdict.under_ticks, flip_since_s=verdict.flip_since_s
@@ -67,16 +70,18 @@ def scale(
         more, why = _renewed(turn, sight, bounds)
         steps += more
     elif verdict.leaves:
-        steps += [Stop(worker_id=m.worker_id, role=m.role, why=why) for m in verdict.leaves]
+        steps += [_leave(m, why, sight, bounds) for m in verdict.leaves]
         state = msgspec.structs.replace(state, last_down_s=now_s)
     elif verdict.wanted:
-        starts, cut = _starts(verdict.wanted, why, sight, bounds)
+        starts, cut = starts_of(verdict.wanted, why, sight, bounds)
         steps += starts
         why = cut or why
         if starts:
             state = msgspec.structs.replace(state, last_up_s=now_s, under_ticks=0)
             for start in starts if renewing is not None else ():
                 renewing = _with(renewing, start.role)
+    if why is WhyScale.RENEWAL_HELD and all(m.old for m in sight.members if m.ours):
+        renewing = None  # nothing has begun: roles may change
     state = msgspec.structs.replace(state, renewing=renewing)
     return state, ScalePlan(
         steps=tuple(steps),
@@ -89,9 +94,16 @@ def scale(
     )
 
 
+def _leave(member: Member, why: WhyScale, sight: ScaleSight, bounds: Bounds) -> Step:
+    """Return how a worker goes: to sleep, if it can and is awake, or for good."""
+    lulls = why is WhyScale.IDLE and member.sleeps and not member.old and sight.quiet_s < bounds.idle_s + bounds.sleep_s
+    kind = Lull if lulls else Stop
+    return kind(worker_id=member.worker_id, role=member.role, why=why)
+
+
 def _renewed(turn: Turn, sight: ScaleSight, bounds: Bounds) -> tuple[list[Step], WhyScale]:
     """Return the steps of a renewal's turn: all starts that are needed together, or none of them."""
-    starts, _ = _starts(turn.starts, turn.why, sight, bounds)
+    starts, _ = starts_of(turn.starts, turn.why, sight, bounds)
     if turn.starts and len(starts) == len(turn.starts):
         return starts, turn.why
     leaves = turn.leaves or (turn.instead if turn.starts else ())
@@ -129,7 +141,9 @@ def _at_rest(sight: ScaleSight, bounds: Bounds, limits: ScaleLimits) -> _Verdict
     asked = bool(sight.num_waiting or sight.num_running)
     if bounds.to_zero and not asked:
         if split.total == 0 and sight.quiet_s > 0:
-            return _Verdict(why=WhyScale.ASLEEP, desired=Split())
+            slept = sight.quiet_s >= bounds.idle_s + bounds.sleep_s
+            leaves = tuple(m for m in sight.asleep if slept and not m.old)
+            return _Verdict(why=WhyScale.IDLE if leaves else WhyScale.ASLEEP, desired=Split(), leaves=leaves)
         if sight.quiet_s >= bounds.idle_s:
             ours = tuple(m for m in sight.members if m.ours and not m.reclaimed)
             kept = split_of([m for m in sight.members if not m.ours])
@@ -139,6 +153,11 @@ def _at_rest(sight: ScaleSight, bounds: Bounds, limits: ScaleLimits) -> _Verdict
         if serves(split):
             # One first. Only a crowd that is known well enough to be sized up gets more before it serves.
             return None if sight.num_waiting >= limits.min_arrivals else _Verdict(why=WhyScale.BOOTING, desired=split)
+        asleep = split_of([m for m in sight.asleep if not m.old])
+        if asleep.prefill and asleep.decode and not asleep.unified:
+            return _Verdict(
+                why=WhyScale.COLD_START, desired=Split(prefill=1, decode=1), wanted=(Role.PREFILL, Role.DECODE)
+            )
         return _Verdict(why=WhyScale.COLD_START, desired=_ONE_UNIFIED, wanted=(Role.UNIFIED,))
     return None
 
@@ -320,81 +339,6 @@ def _bounded(corrections: Corrections, limits: ScaleLimits) -> Corrections:
         prefill=min(max(corrections.prefill, low), high),
         decode=min(max(corrections.decode, low), high),
     )
-
-
-def most_workers(sight: ScaleSight, bounds: Bounds) -> int:
-    """Return how many workers bounds and budget allow; what is there already counts at its price."""
-    most = bounds.max_workers
-    ground = sight.ground
-    if bounds.budget_per_hour is not None and ground.per_hour > 0:
-        most = min(most, sight.split.total + max(0, _left_of_budget(sight, bounds)) // ground.per_hour)
-    return most
-
-
-def _left_of_budget(sight: ScaleSight, bounds: Bounds) -> int:
-    assert bounds.budget_per_hour is not None
-    spot = sight.ground.spot_per_hour
-    spent = sum(
-        spot if m.spot and spot is not None else sight.ground.per_hour for m in sight.members if not m.reclaimed
-    )
-    return bounds.budget_per_hour - spent
-
-
-# -- starting ----------------------------------------------------------------------------------------------------
-
-
-def _starts(
-    wanted: Sequence[Role], why: WhyScale, sight: ScaleSight, bounds: Bounds
-) -> tuple[list[Step], WhyScale | None]:
-    """Return the starts that bounds, budget and room leave, and what cut them short."""
-    ground = sight.ground
-    free, free_spot = dict(ground.free), dict(ground.free_spot)
-    there = [m for m in sight.members if not m.reclaimed]
-    total, num_spot = len(there), sum(m.spot for m in there)
-    left = _left_of_budget(sight, bounds) if bounds.budget_per_hour is not None else None
-    placed: dict[str, Counter[Role]] = {}
-    for member in there:
-        placed.setdefault(member.zone, Counter())[member.role] += 1
-    starts: list[Step] = []
-    for role in wanted:
-        if total >= bounds.max_workers:
-            return starts, WhyScale.AT_MAX
-        above = max(0, total + 1 - max(1, bounds.floor.total))
-        spot = ground.spot_per_hour is not None and num_spot + 1 <= bounds.spot_share * above
-        spot = spot and any(free_spot.values())
-        price = ground.spot_per_hour if spot and ground.spot_per_hour is not None else ground.per_hour
-        if left is not None and price > left:
-            return starts, WhyScale.BUDGET
-        zone = _zone_for(role, free_spot if spot else free, placed)
-        if zone is None:
-            return starts, WhyScale.NO_ROOM
-        (free_spot if spot else free)[zone] -= 1
-        placed.setdefault(zone, Counter())[role] += 1
-        total, num_spot = total + 1, num_spot + spot
-        left = left - price if left is not None else None
-        starts.append(Start(role=role, zone=zone, spot=spot, why=why))
-    return starts, None
-
-
-_OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
-
-
-def _zone_for(role: Role, free: dict[str, int], placed: dict[str, Counter[Role]]) -> str | None:
-    """Return the zone for one more worker of a role: beside its other half, else where most room is."""
-    with_room = [zone for zone, number in free.items() if number > 0]
-    if not with_room:
-        return None
-    other = _OTHER.get(role)
-
-    def lonely(zone: str) -> int:
-        """Return how many of the other side there are beyond this one."""
-        there = placed.get(zone, Counter())
-        return there[other] - there[role] if other is not None else 0
-
-    def company(zone: str) -> int:
-        return placed.get(zone, Counter())[other] if other is not None else 0
-
-    return max(with_room, key=lambda zone: (lonely(zone), company(zone) > 0, free[zone], zone))
 
 
 # -- counting ----------------------------------------------------------------------------------------------------

@@ -68,12 +68,20 @@ async def stack(
 
 @asynccontextmanager
 async def processes(
-    folder: Path, redis_url: str, database_url: str, catalog_file: Path, models_dir: Path, environ: Environ = None
+    folder: Path,
+    redis_url: str,
+    database_url: str,
+    catalog_file: Path,
+    models_dir: Path,
+    environ: Environ = None,
+    *,
+    otlp_endpoint: str = "",
 ) -> AsyncIterator[Stack]:
     """Run a gateway, a scheduler and billing."""
     stack = Stack(
         folder=folder, redis_url=redis_url, database_url=database_url, catalog_file=catalog_file, models_dir=models_dir
     )
+    stack.otlp_endpoint = otlp_endpoint
     await stack.seed()
     stack.add_gateway()
     stack.add_scheduler(cpu_profile=True, environ=environ)
@@ -136,52 +144,59 @@ async def test_a_machine_that_is_lost_costs_no_request(machines: RayMachines, st
         await redis.aclose()
 
 
+@pytest.fixture
+def scaled_catalog(catalog_file: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "models.toml"
+    file.write_text(catalog_file.read_text() + SCALING)
+    return file
+
+
 async def test_a_machine_that_is_lost_costs_no_request_where_workers_come_by_demand(
     machines: RayMachines,
     stack_folder: Path,
     redis_url: str,
     database_url: str,
-    catalog_file: Path,
+    scaled_catalog: Path,
     models_dir: Path,
     tmp_path: Path,
 ):
     machines.add("b-3", zone="b", cpus=2)
-    catalog = tmp_path / "models.toml"
-    catalog.write_text(catalog_file.read_text() + SCALING)
     agent = tmp_path / "agent"
     environ = {"SCHEDULER_FLEET": "ray", "SCHEDULER_FLEET_ADDRESS": str(agent / "s" / "socket")}
-    async with processes(stack_folder, redis_url, database_url, catalog, models_dir, environ) as stack:
-        async with agent_of(machines, {"tiny": timed_workers(stack)}, agent) as fleet:
-            await stack.ready()
-            assert [finish for _, finish in await all_streams(stack, streams=1)] == ["length"]  # from nothing
-            workers = [f"tiny-auto-unified-{number}" for number in (1, 2)]
+    workers = [f"tiny-auto-unified-{number}" for number in (1, 2)]
+    async with (
+        processes(stack_folder, redis_url, database_url, scaled_catalog, models_dir, environ) as stack,
+        agent_of(machines, {"tiny": timed_workers(stack)}, agent) as fleet,
+        redis_client(redis_url) as redis,
+    ):
 
-            async def both() -> bool:
-                alive = [await redis.exists(keys.worker_lease("tiny", worker_id)) for worker_id in workers]
-                return sum(alive) == 2
+        async def both() -> bool:
+            alive = [await redis.exists(keys.worker_lease("tiny", worker_id)) for worker_id in workers]
+            return sum(alive) == 2
 
-            redis = redis_client(redis_url)
-            await until(both, 120)
-            homes = {machines.name_of(process_of(worker_id)): worker_id for worker_id in workers}
-            (doomed,) = [name for name in homes if name.startswith("b")]
-            expected = await all_streams(stack)
-            assert {finish for _, finish in expected} == {"length"}
-            before = process_of(homes[doomed]).pid
+        await stack.ready()
+        assert [finish for _, finish in await all_streams(stack, streams=1)] == ["length"]  # from nothing
+        await until(both, 120)
+        homes = {machines.name_of(process_of(worker_id)): worker_id for worker_id in workers}
+        (machine,) = [name for name in homes if name.startswith("b")]
+        doomed = homes[machine]
+        expected = await all_streams(stack)
+        assert {finish for _, finish in expected} == {"length"}
+        before = process_of(doomed).pid
 
-            async def lose() -> None:
-                machines.lose(doomed)
+        async def lose() -> None:
+            machines.lose(machine)
 
-            assert await all_streams(stack, lose) == expected
+        assert await all_streams(stack, lose) == expected
 
-            async def again() -> bool:
-                found = {one.spec.worker_id: one for one in await fleet.list("tiny")}
-                return found[homes[doomed]].state is InstanceState.RUNNING and found[homes[doomed]].restarts == 1
+        async def again() -> bool:
+            found = {one.spec.worker_id: one for one in await fleet.list("tiny")}
+            return found[doomed].state is InstanceState.RUNNING and found[doomed].restarts == 1
 
-            await until(again, 90)
-            await until(both, 60)
-            assert process_of(homes[doomed]).pid != before
-            assert await all_streams(stack) == expected
-            assert {one.spec.worker_id for one in await fleet.list("tiny")} == set(workers)  # and nobody else
-            for worker_id in workers:
-                await fleet.stop(worker_id, grace_s=5)
-            await redis.aclose()
+        await until(again, 90)
+        await until(both, 60)
+        assert process_of(doomed).pid != before
+        assert await all_streams(stack) == expected
+        assert {one.spec.worker_id for one in await fleet.list("tiny")} == set(workers)  # and nobody else
+        for worker_id in workers:
+            await fleet.stop(worker_id, grace_s=5)

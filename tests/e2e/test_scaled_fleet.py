@@ -1,12 +1,13 @@
 """Workers by demand on real processes of one machine: a zone is lost, and all workers are replaced, under streams."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -17,8 +18,10 @@ from scheduler.fleet.launch import Launch
 from scheduler.fleet.local import LocalFleet, SessionSpawner
 from tests.e2e.stream_load import all_streams
 from tests.e2e.test_ray_lost_machine import processes, timed_workers
+from tests.observability.test_traces import CALLER, ask, attributes, collector
 from tests.processes import Stack, until
 
+__all__ = ["collector"]  # a fixture
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SCALING = """
@@ -70,11 +73,16 @@ class Scaled:
 
 
 @asynccontextmanager
-async def scaled(folder, redis_url, database_url, catalog_file, models_dir, tmp_path) -> AsyncIterator[Scaled]:
+async def scaled(
+    folder, redis_url, database_url, catalog_file, models_dir, tmp_path, *, otlp_endpoint: str = ""
+) -> AsyncIterator[Scaled]:
+    """Run a stack over a fleet of two zones, with nobody in it."""
     catalog, socket = tmp_path / "models.toml", tmp_path / "fleet" / "socket"
     catalog.write_text(catalog_file.read_text() + SCALING)
     environ = {"SCHEDULER_FLEET": "local", "SCHEDULER_FLEET_ADDRESS": str(socket)}
-    async with processes(folder, redis_url, database_url, catalog, models_dir, environ) as stack:
+    async with processes(
+        folder, redis_url, database_url, catalog, models_dir, environ, otlp_endpoint=otlp_endpoint
+    ) as stack:
         launch = timed_workers(stack)
         here = {name: value.replace("{host}", "127.0.0.1") for name, value in launch.env.items()}
         launches, zones = {"tiny": msgspec.structs.replace(launch, env=here)}, Zones()
@@ -83,12 +91,6 @@ async def scaled(folder, redis_url, database_url, catalog_file, models_dir, tmp_
             async with serve_fleet(fleet, socket):
                 one = Scaled(stack, fleet, zones, launches)
                 await stack.ready()
-                assert [finish for _, finish in await all_streams(stack, streams=1)] == ["length"]  # from nothing
-
-                async def two() -> bool:
-                    return len(await one.serving()) == 2
-
-                await until(two, 60)
                 yield one
                 await one.redis.aclose()
             await fleet.close(grace_s=2)
@@ -97,6 +99,12 @@ async def scaled(folder, redis_url, database_url, catalog_file, models_dir, tmp_
 @pytest.fixture
 async def pool(stack_folder, redis_url, database_url, catalog_file, models_dir, tmp_path) -> AsyncIterator[Scaled]:
     async with scaled(stack_folder, redis_url, database_url, catalog_file, models_dir, tmp_path) as one:
+        assert [finish for _, finish in await all_streams(one.stack, streams=1)] == ["length"]  # from nothing
+
+        async def two() -> bool:
+            return len(await one.serving()) == 2
+
+        await until(two, 60)
         yield one
 
 
@@ -131,3 +139,37 @@ async def test_a_changed_launch_replaces_all_workers_under_streams_and_none_brea
         if await replaced():
             break
     await until(replaced, 30)
+
+
+async def test_a_cold_start_is_in_the_metrics_and_in_the_trace_of_the_request_that_waited_for_it(
+    stack_folder, redis_url, database_url, catalog_file, models_dir, tmp_path, collector
+):
+    kept, endpoint = collector
+    parts = ("place", "load", "warm")
+    async with scaled(
+        stack_folder, redis_url, database_url, catalog_file, models_dir, tmp_path, otlp_endpoint=endpoint
+    ) as one:
+        answer = await ask(one.stack, {"traceparent": CALLER})
+        assert answer.status_code == 200
+        assert float(answer.headers["x-pdgate-cold-start"]) > 0
+        wanted = {"gateway/chat tiny", "scheduler/schedule", *(f"scheduler/cold_start_{part}" for part in parts)}
+        await until(lambda: wanted <= set(kept.of(CALLER.split("-")[1])), 60)
+        spans = {name: span for name, (_, span) in kept.of(CALLER.split("-")[1]).items()}
+        root, schedule = spans["gateway/chat tiny"], spans["scheduler/schedule"]
+        starts = [spans[f"scheduler/cold_start_{part}"] for part in parts]
+        assert {span.parent_span_id for span in starts} == {root.span_id}
+        assert {attributes(span)["pdgate.worker"] for span in starts} == {"tiny-auto-unified-1"}
+        for before, after in itertools.pairwise(starts):  # one after the other, without a gap
+            assert before.end_time_unix_nano == after.start_time_unix_nano
+        assert schedule.start_time_unix_nano < starts[0].end_time_unix_nano
+        assert starts[-1].end_time_unix_nano <= schedule.end_time_unix_nano
+        async with httpx.AsyncClient() as client:
+            port = one.stack.metrics_ports["scheduler"]
+            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        for part in parts:
+            (line,) = [
+                line
+                for line in text.splitlines()
+                if line.startswith("pdgate_cold_start_seconds_count") and f'phase="{part}"' in line
+            ]
+            assert float(line.split()[-1]) >= 1

@@ -144,7 +144,7 @@ class Rig:
         )
         worker_id = worker_id or f"{role}-{len(self.workers)}"
         identity = Identity(worker_id=worker_id, epoch=next(_epochs), pool=POOL)
-        server = WorkerServer(identity, role, engine)
+        server = WorkerServer(identity, role, engine, sleeper=engine if latency.weights is not None else None)
         address = await server.start("127.0.0.1:0")
         known = server.condition.facts
         registration = Registration(
@@ -174,7 +174,7 @@ class Rig:
             latency=known.latency,
             catalog_revision="",
             zone=facts.pop("zone", ""),
-            capabilities=("probe",) if facts.pop("probes", False) else (),
+            capabilities=(("probe",) if facts.pop("probes", False) else ()) + (("sleep",) if known.sleeps else ()),
             started_unix_ms=identity.epoch,
         )
         assert not facts

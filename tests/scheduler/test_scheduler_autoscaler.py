@@ -6,7 +6,7 @@ import msgspec
 from rig import FAST, SLOW_DECODE, Rig, eventually
 from rig_fleet import RigFleet
 from rig_gateway import POOL
-from test_scheduler_helm import counted
+from rig_helm import counted
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Role

@@ -15,6 +15,7 @@ from contracts.lifecycle import FinishReason, Role
 from contracts.perf import DecodeCost
 from contracts.scaling import Scaling
 from scheduler.policy.headcount import ScaleLimits
+from scheduler.policy.ratio import Mode
 
 STEADY = msgspec.structs.replace(FAST, decode=DecodeCost(fixed_ms=10.0))
 TWO = Scaling(max_workers=4, idle_s=600, min_unified=2)
@@ -125,7 +126,8 @@ async def test_a_revision_that_does_not_stay_up_replaces_nobody(rig: Rig):
 async def test_a_lost_zone_costs_no_request_and_the_other_one_makes_up_for_it(rig: Rig):
     fleet = RigFleet(rig, room=3, zones=("a", "b"), latency=STEADY)
     gateway = await rig.gateway()
-    helm = msgspec.structs.replace(QUICK, scale=ScaleLimits(period_s=0.1, stranded_s=0.2))
+    limits = ScaleLimits(period_s=0.1, stranded_s=0.2)
+    helm = msgspec.structs.replace(QUICK, scale=limits, mode=Mode.SHADOW)  # roles stay
     pool = await leading(rig, msgspec.structs.replace(TWO, max_workers=2, zones=("a", "b")), fleet, helm=helm)
 
     def zones() -> list[str]:

@@ -142,7 +142,7 @@ def test_more_workers_for_more_requests_come_first_and_stay_when_all_are_new():
 def test_workers_that_others_started_are_left_alone():
     own = members(unified=1, old=True)
     others = [Member(worker_id="by-hand", role=Role.UNIFIED, ready=True, ours=False)]
-    state, steps = ScaleState(), []
+    state, steps = ScaleState(last_up_s=10_000.0), []
     there = own + others
     for tick in range(6):
         state, plan = scale(state, seen(there, num_running=1), BOUNDS, FLEET, LIMITS, 10_000.0 + 5 * tick)

@@ -71,7 +71,8 @@ async def running_worker(role: Role, latency: LatencyModel = FAST, **options) ->
     hand_off_timeout_s = options.pop("hand_off_timeout_s", 5.0)
     engine = TimedEngine(latency, hand_off_timeout_s=hand_off_timeout_s, faults=faults, kv=options.get("kv"))
     identity = Identity(worker_id=f"w-{role}", epoch=next(_epochs), pool="tiny")
-    server = WorkerServer(identity, role, engine, **options)
+    sleeper = engine if latency.weights is not None else None
+    server = WorkerServer(identity, role, engine, **{"sleeper": sleeper, **options})
     address = await server.start("127.0.0.1:0")
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(server.run())

@@ -74,7 +74,12 @@ class SglangEngine:
 
         import sglang  # noqa: PLC0415
         from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST  # noqa: PLC0415
-        from sglang.srt.managers.io_struct import GenerateReqInput, PdRoleSwitchReqInput  # noqa: PLC0415
+        from sglang.srt.managers.io_struct import (  # noqa: PLC0415
+            GenerateReqInput,
+            PdRoleSwitchReqInput,
+            ReleaseMemoryOccupationReqInput,
+            ResumeMemoryOccupationReqInput,
+        )
 
         from workers.engines import sglang_parsers  # noqa: PLC0415
 
@@ -96,6 +101,7 @@ class SglangEngine:
         self._parsers = sglang_parsers
         self._token_bytes = sglang_parsers.token_bytes_of(self._tm.tokenizer)
         self._switch_type = PdRoleSwitchReqInput
+        self._release_type, self._resume_type = ReleaseMemoryOccupationReqInput, ResumeMemoryOccupationReqInput
         self._no_peer = FAKE_BOOTSTRAP_HOST
         self._facts = self._read_facts()
         self._pins = Pins(self._facts.kv_capacity_tokens)
@@ -182,6 +188,20 @@ class SglangEngine:
         if result.safe_to_restore:
             raise SwitchRefused(result.message, busy=_NOT_IDLE in result.message)
         raise SwitchFailed(result.message)
+
+    async def sleep(self) -> None:
+        """Let SGLang keep its weights in host memory, and give up KV pool and graphs.
+
+        Without an accelerator, and so without torch-memory-saver, it only empties its cache.
+        """
+        await self._tm.release_memory_occupation(self._release_type())
+        self._feed.clear()
+        self._pins.clear()
+
+    async def wake(self) -> None:
+        """Let SGLang take its memory back."""
+        await self._tm.resume_memory_occupation(self._resume_type())
+        self._chunks_seen += 1  # the engine has moved, though nothing was computed
 
     def load(self) -> EngineLoad:
         """Return the scheduler's last published load, and the open requests of this process."""
@@ -367,6 +387,7 @@ class SglangEngine:
             max_running=int(arguments_in_force.max_running_requests or 256),
             context_tokens=int(self._tm.context_len),
             hand_offs=(self._hand_off,),
+            sleeps=self._options.sleeps,
             role_is_label=self._hand_off is HandOff.STORE,
             slowest_step_ms=slowest_step_ms(accelerator=self._accelerator),
             tells_blocks=page_fits(int(arguments_in_force.page_size or 1)),

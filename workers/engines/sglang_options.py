@@ -40,6 +40,7 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str = ""  # of the pool's models; grammars wait for the end of the reasoning
     adapters: Mapping[str, str] = msgspec.field(default_factory=dict)  # LoRA: folder by the engine's name for it
     store: StoreOptions | None = None  # hand-off by the store; None = direct
+    sleeps: bool = False  # weights and KV cache may leave the device while the engine idles
     further: Mapping[str, Any] = msgspec.field(default_factory=dict)  # win over everything else
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)  # of the environment, of a profile
 
@@ -105,6 +106,8 @@ def arguments(options: SglangOptions, *, accelerator: bool, bootstrap_port: int,
             "chunked_prefill_size": CPU_CHUNK_TOKENS,
             "sleep_on_idle": True,  # an idle scheduler would burn a core
         }
+    if options.sleeps and accelerator:  # without one there is no memory to give back, and no library for it
+        chosen |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     if options.reasoning_parser:
         chosen["reasoning_parser"] = options.reasoning_parser
     if options.adapters:

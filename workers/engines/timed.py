@@ -21,13 +21,13 @@ from workers.engine import EngineFacts, EngineLoad, Job, Outlet, Refusal, Switch
 from workers.engines.faults import BUSY_SWITCH, DROP_KV, FAIL_SWITCH, HANG, LOSE_HAND_OFF, REFUSE_SWITCH, Faults
 from workers.engines.prefix_cache import PrefixCache
 from workers.engines.timed_details import check_details, detailed
+from workers.engines.timed_facts import CHUNK_TOKENS, facts_of
 from workers.engines.timed_link import Address, Frame, Kind, Links, Wire
 from workers.engines.timed_request import TimedRequest
 from workers.engines.timed_store import PAGE_TOKENS, TimedStore
 from workers.engines.timed_text import NO_KV, kv_of
 from workers.kv_table import KvTable
 
-CHUNK_TOKENS = 2048
 RESERVED_OUTPUT_TOKENS = 256  # room that admission keeps for an answer; more is taken as it grows
 MAX_WAITING = 2048
 HANG_POLL_S = 0.02
@@ -96,11 +96,27 @@ class TimedEngine:
         await asyncio.sleep(self._restart_s if Role.UNIFIED in (role, self._role) else self._switch_s)
         if self._faults.has(FAIL_SWITCH):
             raise SwitchFailed("the rebuild failed, as it was told to")
+        self._empty_cache()
+        await self._take_role(role)
+        return self._facts()
+
+    async def sleep(self) -> None:
+        """Take the time in which the weights would leave; the KV cache is gone."""
+        await self._move_weights()
+        self._empty_cache()
+
+    async def wake(self) -> None:
+        """Take the time in which the weights would come back."""
+        await self._move_weights()
+
+    async def _move_weights(self) -> None:
+        weights = self._latency.weights
+        await asyncio.sleep(weights.ms / 1000 if weights is not None else 0.0)
+
+    def _empty_cache(self) -> None:
         self._cache = PrefixCache(PAGE_TOKENS, self._kv, self._latency.kv_capacity_tokens)
         if self._kv is not None:
             self._kv.clear()
-        await self._take_role(role)
-        return self._facts()
 
     async def _take_role(self, role: Role) -> None:
         if self._server is not None:
@@ -114,28 +130,11 @@ class TimedEngine:
         self._role = role
 
     def _facts(self) -> EngineFacts:
-        role = self._role
-        longest = self._latency.decode.step_ms(self._latency.max_running, self._latency.kv_capacity_tokens)
-        return EngineFacts(
-            name="timed",
-            role=role,
-            simulated=True,
-            dtype="none",
-            kv_dtype="none",
-            page_size=PAGE_TOKENS,
-            tp_size=1,
-            dp_size=1,
-            transfer_backend="timed",
-            bootstrap_host=self._host if self._server is not None else "",
-            bootstrap_port=self._port if self._server is not None else 0,
-            kv_capacity_tokens=self._latency.kv_capacity_tokens,
-            kv_bytes_per_token=self._latency.transfer.kv_bytes_per_token,
-            max_running=self._latency.max_running,
-            context_tokens=self._latency.kv_capacity_tokens,
+        return facts_of(
+            self._role,
+            self._latency,
+            bootstrap=(self._host, self._port) if self._server is not None else ("", 0),
             hand_offs=self._hand_offs,
-            latency=self._latency,
-            slowest_step_ms=longest + self._latency.prefill.ms(CHUNK_TOKENS, self._latency.kv_capacity_tokens),
-            switch_roles=frozenset(Role) - {role} if not self._label_only else frozenset(),
             role_is_label=self._label_only,
             tells_blocks=self._kv is not None,
         )
