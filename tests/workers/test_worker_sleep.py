@@ -68,7 +68,8 @@ async def test_a_worker_that_runs_something_does_not_sleep():
         assert answer.reason is FinishReason.LENGTH
         assert not any(r.status.state == pb.WORKER_STATE_SLEEPING for r in leader.reports)
         assert not worker.server.sleep.wanted
-        await leader.until(lambda: worker.server.assignments.quiet)
+        condition = worker.server.condition
+        await leader.until(lambda: worker.server.assignments.quiet and not condition.load.num_running)
         await order(leader, on=True)
         await becomes(leader, pb.WORKER_STATE_SLEEPING)
         await gateway.detach()
