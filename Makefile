@@ -120,6 +120,7 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(BIN)/uv pip compile -q -U --group browser --universal --python-version 3.11 --no-emit-index-url -o requirements/browser.txt
 	@$(BIN)/uv pip compile -q -U --group chaos --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/chaos.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group kubernetes --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/kubernetes.txt
+	@$(BIN)/uv pip compile -q -U pyproject.toml --group service --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/service.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group ray --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/ray.txt
 	@$(BIN)/uv pip compile -q -U --group audit --universal --python-version 3.11 --no-emit-index-url -o requirements/audit.txt
 	@$(BIN)/uv pip compile -q -U --group clients --universal --python-version 3.11 --no-emit-index-url -o requirements/clients.txt

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.admin import Admin, admin_server
 from billing.attempts import AttemptSink, attempt_streams
 from billing.budgets import Budgets
+from billing.collection import Collector
 from billing.consumer import UsageSink, usage_streams
 from billing.database import create_engine
 from billing.delivery import Backoff, Delivery
@@ -70,7 +71,8 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
         instruments.attempt_rows.add(number, {"result": result})
 
     budgets = Budgets(engine, redis)
-    admin = Admin(engine, budgets, currency=catalog.currency)
+    collector = _collector(engine, settings)
+    admin = Admin(engine, budgets, currency=catalog.currency, collector=collector)
     try:
         await _sync_prices(engine, catalog)
         async with _admin(admin, settings) as address, httpx.AsyncClient() as client, TaskGroup() as tasks:
@@ -81,6 +83,7 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
                 budgets=budgets,
                 webhooks=Webhooks(engine, client, now_ms=lambda: int(time.time() * 1000)),
                 keep_days=settings.keep_days,
+                collector=collector,
                 address=address,
             )
             instruments.observe("pdgate_usage_stream_lag", lambda: [(jobs.waiting, {})])
@@ -135,6 +138,21 @@ async def _admin(admin: Admin, settings: Settings) -> AsyncIterator[str]:
         admin, listen=settings.admin_listen, token=settings.admin_token, certificates=certificates
     ) as address:
         yield address
+
+
+def _collector(engine: AsyncEngine, settings: Settings) -> Collector | None:
+    """Return who asks the payment provider; None = invoices are paid by hand. Raises SettingsError."""
+    if not settings.stripe_api_key:
+        return None
+    if not settings.stripe_webhook_secrets:
+        raise SettingsError("BILLING_STRIPE_WEBHOOK_SECRETS: must be set with BILLING_STRIPE_API_KEY")
+    try:
+        from billing.stripe_payments import Stripe, stripe_client  # noqa: PLC0415 - not in the base installation
+    except ImportError as error:
+        raise SettingsError(f"BILLING_STRIPE_API_KEY: {error}: install requirements/service.txt") from None
+    client = stripe_client(settings.stripe_api_key, api_base=settings.stripe_api_base)
+    provider = Stripe(client, webhook_secrets=settings.stripe_webhook_secrets)
+    return Collector(engine, provider, now_ms=lambda: int(time.time() * 1000))
 
 
 async def _sync_prices(engine: AsyncEngine, catalog: Catalog) -> None:

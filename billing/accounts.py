@@ -14,6 +14,7 @@
 | `tax` | tax | negative: owed to the tax office |
 | `rounding` | rounding | what invoices in whole cents gain or lose |
 | `credit_notes` | adjustment | what credit notes gave back, before tax |
+| `refunds_due` | refund | negative: what is on its way back to buyers |
 | `written_off` | write_off | what void invoices were about |
 """
 
@@ -35,6 +36,7 @@ TAX: Final = "tax"
 ROUNDING: Final = "rounding"
 WRITTEN_OFF: Final = "written_off"
 CREDIT_NOTES: Final = "credit_notes"
+REFUNDS_DUE: Final = "refunds_due"
 
 _SINGLE: Final = {
     CASH: "cash",
@@ -46,6 +48,7 @@ _SINGLE: Final = {
     ROUNDING: "rounding",
     WRITTEN_OFF: "write_off",
     CREDIT_NOTES: "adjustment",
+    REFUNDS_DUE: "refund",
 }
 
 
@@ -64,9 +67,17 @@ class Posting(enum.StrEnum):
     OVERPAID = "overpaid"  # what was paid beyond an invoice, or given back of a paid one, is credit
     CREDIT_NOTE = "credit_note"
     WRITE_OFF = "write_off"
+    REFUND_DUE = "refund_due"  # of what was paid, instead of credit
+    REFUNDED = "refunded"
 
 
-SETTLING: Final = (Posting.PAYMENT, Posting.OVERPAID, Posting.CREDIT_NOTE, Posting.WRITE_OFF)
+SETTLING: Final = (
+    Posting.PAYMENT,
+    Posting.OVERPAID,
+    Posting.CREDIT_NOTE,
+    Posting.WRITE_OFF,
+    Posting.REFUND_DUE,
+)
 """Postings about invoices that are there: they are on no later one."""
 
 

@@ -19,15 +19,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import invoices, sharing
 from billing.budgets import THRESHOLDS, Budget, Budgets, remove_budget, set_budget
+from billing.collection import Collector
 from billing.corrections import Wanted, correct
-from billing.credits import NewGrant, grant
-from billing.invoice_book import Invoice, State, outstanding, tenants_to_invoice_across_tenants
-from billing.moments import moment
-from billing.payments import Manual, PaymentProvider
-from billing.periods import month_named
-from billing.prices import Terms, set_price
+from billing.credits import NewGrant, grant, lock_organisation
+from billing.invoice_book import Invoice, State, find_invoice, tenants_to_invoice_across_tenants
+from billing.moments import moment, unix_ms
+from billing.payments import MANUAL, BadEvent
+from billing.periods import Period, month_before, month_named
+from billing.price_preview import Proposal, preview_price
+from billing.prices import Terms, check_price, price_of, set_price
 from billing.profiles import Profile, Seller, set_profile, set_seller
-from billing.rerating import Rerating, rerate
+from billing.rerating import Change, Rerating, rerate
 from billing.slo_credits import Promise, promise
 from contracts.credentials import Certificates, Credentials
 from contracts.rating import PPM, Meter
@@ -49,36 +51,49 @@ class Admin(billing_pb2_grpc.AdminServicer):
         budgets: Budgets,
         *,
         currency: str,
-        provider: PaymentProvider | None = None,
+        collector: Collector | None = None,
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._engine = engine
         self._budgets = budgets
         self._currency = currency
-        self._provider = provider or Manual()
+        self._collector = collector
         self._now_ms = now_ms
 
     async def SetPrice(self, request: pb.PriceVersion, context: Any) -> pb.PriceSet:  # noqa: N802 - gRPC's name
         """Add a version to the price book."""
-        terms = Terms(
-            tier=request.tier or None,
-            prefill_shared=NanoPerMillion(request.prefill_shared) if request.HasField("prefill_shared") else None,
-            batch_ppm=request.batch_ppm if request.HasField("batch_ppm") else PPM,
-            minimum=Nano(request.minimum),
-        )
         async with self._transaction(context) as conn:
             made = await set_price(
                 conn,
                 model=request.model,
-                meters={meter: NanoPerMillion(getattr(request, meter.value)) for meter in Meter},
+                meters=_meters(request),
                 from_ms=request.from_ms or None,
                 to_ms=request.to_ms or None,
                 organisation=request.organisation or None,
-                terms=terms,
+                terms=_terms(request),
                 set_by=request.by,
             )
         log.info("price_set", model=request.model, version=made.price.version, by=request.by)
         return pb.PriceSet(version=made.price.version, from_ms=made.from_ms)
+
+    async def PreviewPrice(self, request: pb.PriceProposal, context: Any) -> pb.PricePreview:  # noqa: N802
+        """Play a price on usage of the past."""
+        price = request.price
+        async with self._transaction(context, read_only=True) as conn:
+            period = month_before(self._now())
+            if request.from_ms or request.to_ms:
+                period = Period(moment(request.from_ms), moment(request.to_ms))
+            check_price(_meters(price), _terms(price))
+            proposed = Proposal(
+                price=price_of(price.model, _meters(price), _terms(price), version=0),
+                organisation=price.organisation or None,
+                from_at=period.start,
+                to_at=period.end,
+            )
+            changes = await preview_price(conn, proposed)
+        return pb.PricePreview(
+            from_ms=unix_ms(period.start), to_ms=unix_ms(period.end), changes=[_change(one) for one in changes]
+        )
 
     async def Rerate(self, request: pb.Rerating, context: Any) -> pb.Rerated:  # noqa: N802
         """Rate usage of the past again."""
@@ -95,18 +110,7 @@ class Admin(billing_pb2_grpc.AdminServicer):
             )
             changes = await rerate(conn, wanted, now=self._now())
         log.info("rerated", id=request.id, model=request.model, reason=request.reason, by=request.by)
-        return pb.Rerated(
-            changes=[
-                pb.Change(
-                    organisation=one.organisation,
-                    meter=one.meter,
-                    requests=one.requests,
-                    old_cost=one.old_cost,
-                    new_cost=one.new_cost,
-                )
-                for one in changes
-            ]
-        )
+        return pb.Rerated(changes=[_change(one) for one in changes])
 
     async def Correct(self, request: pb.NewCorrection, context: Any) -> pb.Corrected:  # noqa: N802
         """Set what one request's counts are."""
@@ -224,20 +228,20 @@ class Admin(billing_pb2_grpc.AdminServicer):
                 one = await invoices.close_period(conn, tenant, period, currency=self._currency, now=now)
                 if request.issue:
                     one = await invoices.issue(conn, tenant, one.id, now=now)
-            made.append(await self._collect(one, context))
+            made.append(await self._settled(one, context))
         return pb.Invoices(invoices=[_state(one) for one in made])
 
     async def Issue(self, request: pb.InvoiceRef, context: Any) -> pb.InvoiceState:  # noqa: N802
         """Give a draft its number."""
         async with self._transaction(context) as conn:
             found = await invoices.issue(conn, request.organisation, uuid.UUID(request.id), now=self._now())
-        return _state(await self._collect(found, context))
+        return _state(await self._settled(found, context))
 
     async def WriteOff(self, request: pb.InvoiceRef, context: Any) -> pb.InvoiceState:  # noqa: N802
         """Void an issued invoice."""
         async with self._transaction(context) as conn:
             found = await invoices.write_off(conn, request.organisation, uuid.UUID(request.id), now=self._now())
-        return _state(found)
+        return _state(await self._settled(found, context))
 
     async def Pay(self, request: pb.Payment, context: Any) -> pb.InvoiceState:  # noqa: N802
         """Record a payment."""
@@ -246,29 +250,53 @@ class Admin(billing_pb2_grpc.AdminServicer):
                 conn,
                 request.organisation,
                 uuid.UUID(request.id),
-                provider=request.provider or "manual",
+                provider=request.provider or MANUAL,
                 reference=request.reference,
                 amount_cents=request.amount_cents,
                 recorded_by=request.by,
                 now=self._now(),
             )
         await self._sync(request.organisation)
-        return _state(found)
+        return _state(await self._settled(found, context))
 
     async def CreditNote(self, request: pb.NewCreditNote, context: Any) -> pb.InvoiceState:  # noqa: N802
         """Give back part of an invoice."""
         async with self._transaction(context) as conn:
+            about = uuid.UUID(request.id)
+            refundable = 0
+            if request.refund and self._collector is not None:
+                await lock_organisation(conn, request.organisation)
+                refundable = await self._collector.refundable(conn, about)
             found = await invoices.credit_note(
                 conn,
                 request.organisation,
-                uuid.UUID(request.id),
+                about,
                 amount_cents=request.amount_cents,
                 reason=request.reason,
                 idempotency=request.idempotency,
                 now=self._now(),
+                refund_cents=refundable,
             )
+            if self._collector is not None:
+                await self._collector.note_made(conn, found, min(refundable, found.credits_cents))
         await self._sync(request.organisation)
-        return _state(found)
+        return _state(await self._settled(found, context))
+
+    async def ProviderEvent(self, request: pb.ProviderMessage, context: Any) -> pb.Done:  # noqa: N802
+        """Record what a payment provider says by itself."""
+        collector = self._collector
+        if collector is None or request.provider != collector.provider:
+            words = f"no payment provider {request.provider!r} is set up here"
+            return await context.abort(grpc.StatusCode.NOT_FOUND, words)  # type: ignore[no-any-return]
+        try:
+            changed = await collector.told(request.body, request.signature)
+        except BadEvent as error:
+            log.warning("payment_event_refused", provider=request.provider, error=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("admin_failed", error=f"{type(error).__name__}: {error}")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the database does not answer: {type(error).__name__}")
+        return pb.Done(changed=changed)
 
     async def CreateShareGroup(self, request: pb.ShareGroup, context: Any) -> pb.ShareGroupMade:  # noqa: N802
         """Create a share group."""
@@ -285,33 +313,32 @@ class Admin(billing_pb2_grpc.AdminServicer):
             await self._sync(member.organisation)
         return pb.Done(changed=True)
 
-    async def _collect(self, found: Invoice, context: Any) -> Invoice:
-        """Ask the provider for what is due; outside of a transaction, since it is a call to somebody else."""
-        if found.state is not State.ISSUED:
+    async def _settled(self, found: Invoice, context: Any) -> Invoice:
+        """Let the provider do what the invoice needs; outside of a transaction, since it is a call to somebody else."""
+        if self._collector is None or found.state is State.DRAFT:
+            return found
+        try:
+            await self._collector.settle(found.organisation, found.id)
+        except (SQLAlchemyError, OSError) as error:  # what was asked for is done; the job asks the provider again
+            log.warning("payment_waits", invoice=found.number, error=f"{type(error).__name__}: {error}")
             return found
         async with self._transaction(context) as conn:
-            left = await outstanding(conn, found)
-        collected = await self._provider.collect(found, left)
-        if collected is None:
-            return found
-        async with self._transaction(context) as conn:
-            return await invoices.pay(
-                conn,
-                found.organisation,
-                found.id,
-                provider=self._provider.name,
-                reference=collected.reference,
-                amount_cents=collected.amount_cents,
-                recorded_by=self._provider.name,
-                now=self._now(),
-            )
+            return await find_invoice(conn, found.organisation, found.id) or found
 
     @asynccontextmanager
-    async def _transaction(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[AsyncConnection]:
-        """Give a transaction; what goes wrong in it ends the call with the status that fits."""
+    async def _transaction(
+        self, context: grpc.aio.ServicerContext[Any, Any], *, read_only: bool = False
+    ) -> AsyncIterator[AsyncConnection]:
+        """Give a transaction; what goes wrong in it ends the call with the status that fits.
+
+        `read_only`: of one moment, and the database refuses to write in it.
+        """
         try:
-            async with self._engine.begin() as conn:
-                yield conn
+            async with self._engine.connect() as conn:
+                if read_only:
+                    await conn.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                async with conn.begin():
+                    yield conn
         except (ValueError, OverflowError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (SQLAlchemyError, OSError) as error:
@@ -346,6 +373,29 @@ async def admin_server(
         yield f"{listen.rpartition(':')[0]}:{port}"
     finally:
         await server.stop(_STOP_S)
+
+
+def _meters(price: pb.PriceVersion) -> dict[Meter, NanoPerMillion]:
+    return {meter: NanoPerMillion(getattr(price, meter.value)) for meter in Meter}
+
+
+def _terms(price: pb.PriceVersion) -> Terms:
+    return Terms(
+        tier=price.tier or None,
+        prefill_shared=NanoPerMillion(price.prefill_shared) if price.HasField("prefill_shared") else None,
+        batch_ppm=price.batch_ppm if price.HasField("batch_ppm") else PPM,
+        minimum=Nano(price.minimum),
+    )
+
+
+def _change(one: Change) -> pb.Change:
+    return pb.Change(
+        organisation=one.organisation,
+        meter=one.meter,
+        requests=one.requests,
+        old_cost=one.old_cost,
+        new_cost=one.new_cost,
+    )
 
 
 def _state(found: Invoice) -> pb.InvoiceState:

@@ -170,7 +170,16 @@ async def _costs(conn: AsyncConnection, request: _Billed) -> Mapping[str, int]:
 
 
 async def _price(conn: AsyncConnection, request: _Billed) -> Price:
-    r, p = m.rerating.c, t.price.c
+    r, p, narrower = m.rerating.c, t.price.c, t.price.alias("narrower").c
+    kept = sa.exists().where(  # the re-rating left the request alone: billing.rerating, step 1
+        narrower.model == request.model,
+        narrower.effective_from <= request.at,
+        sa.or_(narrower.effective_to.is_(None), narrower.effective_to > request.at),
+        sa.or_(narrower.organisation.is_(None), narrower.organisation == request.organisation),
+        sa.or_(narrower.tier.is_(None), narrower.tier == request.tier),
+        sa.tuple_(narrower.organisation.is_not(None), narrower.tier.is_not(None))
+        > sa.tuple_(p.organisation.is_not(None), p.tier.is_not(None)),
+    )
     newest = (
         sa.select(r.price_version)
         .join_from(m.rerating, t.price, sa.and_(p.model == r.model, p.version == r.price_version))
@@ -180,6 +189,7 @@ async def _price(conn: AsyncConnection, request: _Billed) -> Price:
             r.to_at > request.at,
             sa.or_(r.organisation.is_(None), r.organisation == request.organisation),
             sa.or_(p.tier.is_(None), p.tier == request.tier),
+            sa.or_(r.organisation.is_not(None) & p.organisation.is_(None), ~kept),
         )
         .order_by(r.at.desc())
         .limit(1)

@@ -8,6 +8,7 @@ from typing import Final
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
 
+from billing.currencies import cents_text
 from billing.invoice_book import Invoice
 
 _NANO_PER_UNIT: Final = 1_000_000_000
@@ -55,12 +56,12 @@ def invoice_csv(found: Invoice) -> str:
                 line.tokens,
                 line.requests,
                 _units(line.amount),
-                _cents(line.amount_cents),
+                cents_text(line.amount_cents, found.currency),
                 found.currency,
             ]
         )
     for kind, cents in _sums(found):
-        rows.writerow(["", kind, *[""] * 12, _cents(cents), found.currency])
+        rows.writerow(["", kind, *[""] * 12, cents_text(cents, found.currency), found.currency])
     return out.getvalue()
 
 
@@ -122,14 +123,14 @@ def invoice_pdf(found: Invoice, *, font: Path | None = None) -> bytes:
                 "" if line.tokens is None else f"{line.tokens:,}",
                 "" if line.price is None else _units(line.price),
                 "" if line.price_version is None else str(line.price_version),
-                _cents(line.amount_cents),
+                cents_text(line.amount_cents, found.currency),
             )
         )
     page.pdf.ln(3)
     tax_name = f"{found.buyer.get('tax_name') or 'Tax'} {found.buyer.get('tax_ppm', 0) / 10_000:g} %"
     for kind, cents in _sums(found):
         name = tax_name if kind == "tax" else kind.capitalize()
-        page.row((name, "", "", "", _cents(cents)), "B" if kind in ("total", "due") else "")
+        page.row((name, "", "", "", cents_text(cents, found.currency)), "B" if kind in ("total", "due") else "")
     return bytes(page.pdf.output())
 
 
@@ -156,11 +157,6 @@ def _units(nano: int) -> str:
     whole, rest = divmod(abs(nano), _NANO_PER_UNIT)
     decimals = f"{rest:09d}".rstrip("0")
     return f"{'-' if nano < 0 else ''}{whole}{f'.{decimals}' if decimals else ''}"
-
-
-def _cents(cents: int) -> str:
-    whole, rest = divmod(abs(cents), 100)
-    return f"{'-' if cents < 0 else ''}{whole}.{rest:02d}"
 
 
 def _cut(cell: str, width_mm: int) -> str:

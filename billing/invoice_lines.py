@@ -58,14 +58,15 @@ class Posted(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
 
 
-def cents(nano: int) -> int:
-    """Return nano-units in whole cents, half to even."""
-    whole, rest = divmod(nano, NANO_PER_CENT)
-    up = rest * 2 > NANO_PER_CENT or (rest * 2 == NANO_PER_CENT and whole % 2 == 1)
-    return whole + up
+def cents(nano: int, *, step: int = 1) -> int:
+    """Return nano-units in cents, in multiples of `step` (billing.currencies), half to even."""
+    each = NANO_PER_CENT * step
+    whole, rest = divmod(nano, each)
+    up = rest * 2 > each or (rest * 2 == each and whole % 2 == 1)
+    return (whole + up) * step
 
 
-async def usage_lines(conn: AsyncConnection, tenant: str, period: Period) -> Sequence[Line]:
+async def usage_lines(conn: AsyncConnection, tenant: str, period: Period, *, step: int = 1) -> Sequence[Line]:
     """Return the lines of a period's billable usage, in order."""
     h = t.usage_hourly.c
     group = (h.project, h.model, h.tier, h.meter, h.scope, h.batch, h.price_version)
@@ -82,10 +83,10 @@ async def usage_lines(conn: AsyncConnection, tenant: str, period: Period) -> Seq
     )
     rows = [row for row in (await conn.execute(query)).all() if row.cost or row.tokens]
     prices = await _prices(conn, {row.model for row in rows})
-    return [_usage_line(row, prices.get((row.model, row.price_version)), period) for row in rows]
+    return [_usage_line(row, prices.get((row.model, row.price_version)), period, step) for row in rows]
 
 
-def _usage_line(row: Any, price: Price | None, period: Period) -> Line:
+def _usage_line(row: Any, price: Price | None, period: Period, step: int) -> Line:
     each: int | None = None
     if price is not None:
         each = price.minimum
@@ -97,7 +98,7 @@ def _usage_line(row: Any, price: Price | None, period: Period) -> Line:
         kind=USAGE,
         description=f"{row.model}: {name}",
         amount=int(row.cost),
-        amount_cents=cents(int(row.cost)),
+        amount_cents=cents(int(row.cost), step=step),
         of_period=period.start,
         project=row.project,
         model=row.model,
@@ -117,7 +118,7 @@ async def _prices(conn: AsyncConnection, models: Iterable[str]) -> dict[tuple[st
     return {(row.model, row.version): map_price(row) for row in rows.all()}
 
 
-async def late_lines(conn: AsyncConnection, tenant: str, before: Period) -> Sequence[Line]:
+async def late_lines(conn: AsyncConnection, tenant: str, before: Period, *, step: int = 1) -> Sequence[Line]:
     """Return a line for each earlier period whose usage has grown since it was invoiced."""
     line, inv, h = m.invoice_line.c, m.invoice.c, t.usage_hourly.c
     closed = (
@@ -144,7 +145,7 @@ async def late_lines(conn: AsyncConnection, tenant: str, before: Period) -> Sequ
                     kind=LATE,
                     description=f"Usage of {row.period_start:%Y-%m} that came after its invoice",
                     amount=late,
-                    amount_cents=cents(late),
+                    amount_cents=cents(late, step=step),
                     of_period=row.period_start,
                 )
             )
@@ -173,7 +174,9 @@ async def not_invoiced(conn: AsyncConnection, tenant: str, before: datetime) -> 
     return [Posted(**row) for row in (await conn.execute(query)).mappings()]
 
 
-async def posted_lines(conn: AsyncConnection, tenant: str, posted: Sequence[Posted], period: Period) -> Sequence[Line]:
+async def posted_lines(
+    conn: AsyncConnection, tenant: str, posted: Sequence[Posted], period: Period, *, step: int = 1
+) -> Sequence[Line]:
     """Return the lines of re-ratings, corrections and SLO credits among what was posted."""
     r = m.rerating.c
     reratings = await conn.execute(sa.select(r.id, r.model, r.reason).where(sa.or_(
@@ -204,7 +207,7 @@ async def posted_lines(conn: AsyncConnection, tenant: str, posted: Sequence[Post
                 kind=kind,
                 description=words,
                 amount=one.amount,
-                amount_cents=cents(one.amount),
+                amount_cents=cents(one.amount, step=step),
                 of_period=period.start,
                 model=model,
             )

@@ -23,8 +23,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import money_tables as m
-from billing.accounts import CASH, CREDIT_NOTES, ROUNDING, TAX, WRITTEN_OFF, Posting, receivable
-from billing.credits import NANO_PER_CENT, apply_credits, give_back, lock_organisation
+from billing.accounts import CASH, CREDIT_NOTES, REFUNDS_DUE, ROUNDING, TAX, WRITTEN_OFF, Posting, receivable
+from billing.credits import NANO_PER_CENT, PAID, NewGrant, apply_credits, give_back, grant, lock_organisation
+from billing.currencies import cents_step
 from billing.invoice_book import NEXT, Invoice, InvoiceError, State, find_invoice, find_one, outstanding
 from billing.invoice_lines import (
     CORRECTION,
@@ -64,16 +65,17 @@ async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, cu
     profile = await find_profile(conn, tenant)
     at = period.end - _MICRO
     invoice_id = uuid.uuid4()
+    step = cents_step(currency)
 
     await post_slo_credits(conn, tenant, period)
     posted = await not_invoiced(conn, tenant, period.end)
     lines = [
-        *await usage_lines(conn, tenant, period),
-        *await late_lines(conn, tenant, period),
-        *await posted_lines(conn, tenant, posted, period),
+        *await usage_lines(conn, tenant, period, step=step),
+        *await late_lines(conn, tenant, period, step=step),
+        *await posted_lines(conn, tenant, posted, period, step=step),
     ]
     subtotal = sum(line.amount_cents for line in lines)
-    tax = cents(subtotal * profile.tax_ppm * (NANO_PER_CENT // PPM)) if subtotal > 0 else 0
+    tax = cents(subtotal * profile.tax_ppm * (NANO_PER_CENT // PPM), step=step) if subtotal > 0 else 0
     await _post(
         conn, invoice_id, Posting.TAX, tenant, at, {receivable(tenant): tax * NANO_PER_CENT, TAX: -tax * NANO_PER_CENT}
     )
@@ -82,7 +84,7 @@ async def close_period(conn: AsyncConnection, tenant: str, period: Period, *, cu
     if covered < total * NANO_PER_CENT:
         most = total * NANO_PER_CENT - covered
         covered += await apply_credits(conn, tenant, now=at, most=most, at=at)
-    credited = cents(covered)
+    credited = cents(covered, step=step)
     if credited > total:  # nothing is due: what is too much is credit again
         over = (credited - total) * NANO_PER_CENT
         note = f"left of {period.name}"
@@ -160,6 +162,7 @@ async def credit_note(
     reason: str,
     idempotency: str,
     now: datetime,
+    refund_cents: int = 0,
 ) -> Invoice:
     """Give back part of an issued invoice, with its tax; return the note. What was paid already becomes credit.
 
@@ -171,9 +174,11 @@ async def credit_note(
         reason: printed on the note.
         idempotency: the same one again returns the note that is there.
         now: the note's date.
+        refund_cents: of what was paid already, at most so much goes back to where it came from, instead. It is owed
+            (`refunds_due`) until somebody says that it went.
 
     Raises:
-        InvoiceError: a draft, or more than the invoice was about.
+        InvoiceError: a draft, more than the invoice was about, or a part of a coin.
     """
     found = await _locked(conn, tenant, invoice_id)
     note_id = uuid.uuid5(invoice_id, f"note:{idempotency}")
@@ -188,7 +193,10 @@ async def credit_note(
     given = int((await conn.execute(before)).scalar_one())
     if not 0 < amount_cents <= found.subtotal_cents - given:
         raise InvoiceError(f"at most {found.subtotal_cents - given} cents can be given back; got {amount_cents}")
-    tax = cents(amount_cents * NANO_PER_CENT * found.tax_cents // found.subtotal_cents)
+    step = cents_step(found.currency)
+    if amount_cents % step:
+        raise InvoiceError(f"{found.currency} has no cents: {amount_cents} of them cannot be given back")
+    tax = cents(amount_cents * NANO_PER_CENT * found.tax_cents // found.subtotal_cents, step=step)
     total = amount_cents + tax
     left = 0 if found.state is State.VOID else await outstanding(conn, found)
     from_due = min(total, left)
@@ -225,8 +233,11 @@ async def credit_note(
     await _write_lines(conn, note_id, [line])
     whole = {CREDIT_NOTES: amount, TAX: tax * NANO_PER_CENT, receivable(tenant): -total * NANO_PER_CENT}
     await _post(conn, note_id, Posting.CREDIT_NOTE, tenant, now, whole)
-    if total > from_due:
-        back = (total - from_due) * NANO_PER_CENT
+    refund = min(total - from_due, refund_cents)
+    owed = {receivable(tenant): refund * NANO_PER_CENT, REFUNDS_DUE: -refund * NANO_PER_CENT}
+    await _post(conn, note_id, Posting.REFUND_DUE, tenant, now, owed)
+    if total > from_due + refund:
+        back = (total - from_due - refund) * NANO_PER_CENT
         await give_back(
             conn, tenant, back, idempotency=f"note:{note_id}", note=reason, at=now, posting=Posting.OVERPAID
         )
@@ -235,6 +246,20 @@ async def credit_note(
     note = await find_one(conn, m.invoice.c.id == note_id)
     assert note is not None
     return note
+
+
+async def refunded(conn: AsyncConnection, tenant: str, note_id: uuid.UUID, *, amount_cents: int, now: datetime) -> None:
+    """Post that a credit note's refund went back to where the money came from; again posts nothing."""
+    amount = amount_cents * NANO_PER_CENT
+    await _post(conn, note_id, Posting.REFUNDED, tenant, now, {REFUNDS_DUE: amount, CASH: -amount})
+
+
+async def refund_failed(
+    conn: AsyncConnection, tenant: str, note_id: uuid.UUID, *, amount_cents: int, note: str, now: datetime
+) -> None:
+    """Make credit of a refund that nobody takes; again posts nothing."""
+    new = NewGrant(kind=PAID, amount=amount_cents * NANO_PER_CENT, idempotency=f"refund:{note_id}", note=note)
+    await grant(conn, tenant, new, at=now, posting=Posting.REFUNDED, paid_from=REFUNDS_DUE)
 
 
 async def pay(

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts import raise_alerts
 from billing.budgets import Budgets, held_budgets
+from billing.collection import Collector
 from billing.credits import tenants_with_credit_across_tenants, use_credits
 from billing.partitions import drop_partitions, ensure_partitions
 from billing.reconcile import drift_ratio
@@ -63,6 +64,7 @@ class Jobs:
         *,
         budgets: Budgets,
         webhooks: Webhooks,
+        collector: Collector | None = None,
         keep_days: int | None,
         address: str,
     ) -> None:
@@ -72,6 +74,7 @@ class Jobs:
         self._usage = usage
         self._budgets = budgets
         self._webhooks = webhooks
+        self._collector = collector
         self._keep_days = keep_days
         self._address = address
         self.file = AppendOnlyFile(redis)
@@ -92,6 +95,7 @@ class Jobs:
             Job("partitions", 3600.0, self._partitions, _LONGEST_S),
             Job("drift", 600.0, self._drift, _LONGEST_S),
             Job("redis_file", 1.0, self.file.look, 10.0),
+            Job("collections", 60.0, self._collections, _LONGEST_S),
         )
 
     async def _backlog(self) -> None:
@@ -141,6 +145,10 @@ class Jobs:
                 for name in await drop_partitions(conn, today - timedelta(days=self._keep_days)):
                     log.info("partition_dropped", partition=name)
         await self._usage.forget_gone_consumers()
+
+    async def _collections(self) -> None:
+        if self._collector is not None:
+            await self._collector.settle_due()
 
     async def _drift(self) -> None:
         now = datetime.now(UTC)

@@ -180,6 +180,33 @@ payment = sa.Table(
     sa.UniqueConstraint("provider", "reference"),
 )
 
+payment_customer = sa.Table(
+    "payment_customer",
+    METADATA,
+    sa.Column("organisation", sa.Text, primary_key=True),
+    sa.Column("provider", sa.Text, primary_key=True),
+    _text("reference"),  # the provider's id of the buyer
+    _now("at"),
+)
+
+collection = sa.Table(
+    "collection",
+    METADATA,
+    sa.Column("invoice_id", sa.Uuid, sa.ForeignKey(invoice.c.id), primary_key=True),  # an invoice, or a credit note
+    _text("provider"),
+    _text("state"),  # billing.collection_book.Stage
+    _big("amount_cents"),  # asked for; of a note: to be refunded
+    _text("reference", default=""),  # the provider's id of it
+    _text("url", default=""),  # where the buyer can pay
+    _text("reason", default=""),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("declines", sa.Integer, nullable=False, server_default="0"),
+    _now("next_at"),
+    _now("asked_at"),
+    sa.Column("said_at", _MOMENT),  # the provider's own time of what it said last
+    sa.Index(None, "next_at", postgresql_where=sa.text("state = 'asked'")),
+)
+
 slo_promise = sa.Table(
     "slo_promise",
     METADATA,

@@ -1,6 +1,6 @@
 """Months: of budgets in the tenant's own zone, of invoices in UTC."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -41,6 +41,11 @@ def month_of(at: datetime, time_zone: str = "UTC") -> Period:
 def month_after(period: Period, time_zone: str = "UTC") -> Period:
     """Return the month after."""
     return month_of(period.end, time_zone)
+
+
+def month_before(at: datetime) -> Period:
+    """Return the last UTC month that was over at a moment."""
+    return month_of(month_of(at).start - timedelta(microseconds=1))
 
 
 def month_named(name: str) -> Period:

@@ -158,10 +158,7 @@ async def set_price(
     Raises:
         PriceError: it would start in the past, end before it starts, not price all three meters, or has bad terms.
     """
-    if set(meters) != set(Meter) or min(meters.values()) < 0:
-        raise PriceError(f"a price needs {', '.join(Meter)}, each >= 0; got {dict(meters)}")
-    if not 0 <= terms.batch_ppm <= PPM or terms.minimum < 0 or (terms.prefill_shared or 0) < 0:
-        raise PriceError(f"batch_ppm must be 0 to {PPM}, minimum and prefill_shared >= 0; got {terms}")
+    check_price(meters, terms)
     await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
     now = await conn.scalar(sa.select(sa.func.clock_timestamp()))
     assert isinstance(now, datetime)
@@ -175,17 +172,8 @@ async def set_price(
         )
     if to_ms is not None and to_ms <= start_ms:
         raise PriceError(f"a price must end ({moment(to_ms)}) after it starts ({moment(start_ms)})")
-    price = Price(
-        version=max((version.price.version for version in known), default=0) + 1,
-        model=model,
-        prefill_computed=NanoPerMillion(meters[Meter.PREFILL_COMPUTED]),
-        prefill_cached=NanoPerMillion(meters[Meter.PREFILL_CACHED]),
-        decode=NanoPerMillion(meters[Meter.DECODE]),
-        tier=terms.tier,
-        prefill_shared=terms.prefill_shared,
-        batch_ppm=terms.batch_ppm,
-        minimum=terms.minimum,
-    )
+    number = max((version.price.version for version in known), default=0) + 1
+    price = price_of(model, meters, terms, version=number)
     version = PriceVersion(
         price=price, organisation=organisation, from_ms=start_ms, to_ms=to_ms, source=source, set_by=set_by
     )
@@ -203,6 +191,29 @@ async def set_price(
         )
     )
     return version
+
+
+def check_price(meters: Mapping[Meter, NanoPerMillion], terms: Terms) -> None:
+    """Raise PriceError unless all three meters have a price and the terms make sense."""
+    if set(meters) != set(Meter) or min(meters.values()) < 0:
+        raise PriceError(f"a price needs {', '.join(Meter)}, each >= 0; got {dict(meters)}")
+    if not 0 <= terms.batch_ppm <= PPM or terms.minimum < 0 or (terms.prefill_shared or 0) < 0:
+        raise PriceError(f"batch_ppm must be 0 to {PPM}, minimum and prefill_shared >= 0; got {terms}")
+
+
+def price_of(model: str, meters: Mapping[Meter, NanoPerMillion], terms: Terms, *, version: int) -> Price:
+    """Return the contract's form of a price that is in the book or proposed for it."""
+    return Price(
+        version=version,
+        model=model,
+        prefill_computed=NanoPerMillion(meters[Meter.PREFILL_COMPUTED]),
+        prefill_cached=NanoPerMillion(meters[Meter.PREFILL_CACHED]),
+        decode=NanoPerMillion(meters[Meter.DECODE]),
+        tier=terms.tier,
+        prefill_shared=terms.prefill_shared,
+        batch_ppm=terms.batch_ppm,
+        minimum=terms.minimum,
+    )
 
 
 async def sync_catalog(conn: AsyncConnection, catalog: Catalog) -> list[PriceVersion]:

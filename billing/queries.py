@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing import money_tables as m
 from billing import tables as t
 from billing.budgets import Budget, budgets_of
+from billing.collection_book import find_collection
 from billing.credits import Grant, grants_of
 from billing.invoice_book import Invoice, find_invoice, list_invoices, outstanding
 from billing.moments import moment, unix_ms
@@ -85,6 +86,7 @@ __all__ = [
     "deliveries",
     "earned_across_tenants",
     "explore",
+    "find_collection",
     "find_invoice",
     "find_profile",
     "find_request",

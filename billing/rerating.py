@@ -1,7 +1,9 @@
 """Re-rating: usage of the past at another price version. What was posted stays, the difference is an adjustment.
 
 1. The requests of the period are rated at the chosen version, with its discounts and minimum; one whose counts were
-   corrected (billing.corrections) by the corrected counts.
+   corrected (billing.corrections) by the corrected counts. A request that a narrower price was in force for (its
+   organisation's own before the list's, its tier's before every tier's) keeps it, unless the re-rating names an
+   organisation and a list price: that is an agreement about whatever the organisation used.
 2. `rerating_line` keeps, for each request and meter that changes, what it cost and what it costs: the audit trail. What
    it cost includes earlier re-ratings, so they can follow each other in any order.
 3. Each organisation gets one ledger transaction, whose id is derived from the re-rating's: debit the receivable with
@@ -30,7 +32,7 @@ RERATE_LOCK: Final = 0x70646761_74650004
 """Re-ratings and corrections wait for each other: each starts from what the others made of a request."""
 
 # The same sums as contracts.rating, over a period at once; a test compares the two.
-_RATED: Final = """
+RATED_AGAIN: Final = """
 WITH corrected AS (
     SELECT DISTINCT ON (request_id) request_id, prefill_computed, prefill_cached, decode FROM billing.correction
     WHERE model = :model AND request_at >= :from_at AND request_at < :to_at ORDER BY request_id, sequence DESC
@@ -41,13 +43,21 @@ WITH corrected AS (
         WHEN u.meter = 'prefill_cached' THEN c.prefill_cached
         WHEN u.meter = 'decode' THEN c.decode
         ELSE 0
-    END AS right_tokens
+    END AS right_tokens, cast(:forced AS boolean) OR NOT EXISTS (
+        SELECT FROM billing.price AS narrower
+        WHERE narrower.model = u.model AND narrower.effective_from <= u.at
+            AND (narrower.effective_to IS NULL OR narrower.effective_to > u.at)
+            AND (narrower.organisation IS NULL OR narrower.organisation = u.organisation)
+            AND (narrower.tier IS NULL OR narrower.tier = u.tier)
+            AND (narrower.organisation IS NOT NULL, narrower.tier IS NOT NULL)
+                > (cast(:payer AS text) IS NOT NULL, cast(:tier AS text) IS NOT NULL)
+    ) AS applies
     FROM billing.usage_record AS u LEFT JOIN corrected AS c ON c.request_id = u.request_id
     WHERE u.model = :model AND u.at >= :from_at AND u.at < :to_at
         AND (cast(:organisation AS text) IS NULL OR u.organisation = :organisation)
         AND (cast(:tier AS text) IS NULL OR u.tier = :tier)
 ), chosen AS (
-    SELECT u.request_id, u.organisation, u.meter, u.billable, u.cost,
+    SELECT u.request_id, u.organisation, u.meter, u.billable, u.cost, u.applies,
         CASE WHEN NOT u.billable OR u.meter = 'minimum_charge' THEN 0 ELSE ceil(
             u.right_tokens::numeric * ceil(
                 CASE
@@ -64,18 +74,21 @@ WITH corrected AS (
     SELECT request_id, organisation, 'minimum_charge'::billing.meter AS meter,
         coalesce(sum(cost) FILTER (WHERE meter = 'minimum_charge'), 0)::bigint AS cost,
         CASE WHEN bool_and(billable) AND sum(tokens) > 0
-            THEN greatest(0, cast(:minimum AS bigint) - sum(rated))::bigint ELSE 0 END AS rated
+            THEN greatest(0, cast(:minimum AS bigint) - sum(rated))::bigint ELSE 0 END AS rated,
+        bool_and(applies) AS applies
     FROM chosen GROUP BY request_id, organisation
 ), rated AS (
-    SELECT request_id, organisation, meter, cost, rated FROM chosen WHERE meter <> 'minimum_charge'
+    SELECT request_id, organisation, meter, cost, rated, applies FROM chosen WHERE meter <> 'minimum_charge'
     UNION ALL SELECT * FROM topped
 ), earlier AS (
     SELECT request_id, meter, sum(new_cost - old_cost)::bigint AS delta FROM billing.rerating_line
     WHERE request_id IN (SELECT request_id FROM chosen) GROUP BY request_id, meter
-), changed AS (
-    SELECT request_id, organisation, meter, cost + coalesce(earlier.delta, 0) AS old_cost, rated AS new_cost
+), every AS (
+    SELECT request_id, organisation, meter, cost + coalesce(earlier.delta, 0) AS old_cost,
+        CASE WHEN applies THEN rated ELSE cost + coalesce(earlier.delta, 0) END AS new_cost
     FROM rated LEFT JOIN earlier USING (request_id, meter)
-    WHERE cost + coalesce(earlier.delta, 0) <> rated
+), changed AS (
+    SELECT * FROM every WHERE old_cost <> new_cost
 )
 """
 _SUMS: Final = """
@@ -83,8 +96,8 @@ SELECT organisation, meter, count(DISTINCT request_id) AS requests, sum(old_cost
     sum(new_cost)::bigint AS new_cost, (SELECT count(DISTINCT request_id) FROM changed) AS all_requests
 FROM changed GROUP BY organisation, meter ORDER BY organisation, meter
 """
-_PREVIEW: Final = sa.text(_RATED + _SUMS)
-_WRITE: Final = sa.text(f"""{_RATED}, written AS (
+_PREVIEW: Final = sa.text(RATED_AGAIN + _SUMS)
+_WRITE: Final = sa.text(f"""{RATED_AGAIN}, written AS (
     INSERT INTO billing.rerating_line (rerating_id, request_id, meter, old_cost, new_cost)
     SELECT :rerating_id, request_id, meter, old_cost, new_cost FROM changed
 )
@@ -195,6 +208,8 @@ async def _parameters(conn: AsyncConnection, wanted: Rerating) -> dict[str, obje
         "from_at": wanted.from_at,
         "to_at": wanted.to_at,
         "organisation": wanted.organisation,
+        "payer": row.organisation,
+        "forced": wanted.organisation is not None and row.organisation is None,
         **numbers_of(map_price(row)),
     }
 

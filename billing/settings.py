@@ -29,4 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_ca: str = ""  # PEM: with the next two, TLS in both directions for the Admin service
     tls_cert: str = ""  # PEM: shown to who calls it
     tls_key: str = ""  # PEM: of tls_cert
+    stripe_api_key: Secret = Secret("")  # empty = invoices are paid by hand; needs requirements/service.txt
+    stripe_webhook_secrets: tuple[
+        Secret, ...
+    ] = ()  # of the endpoint at /webhooks/payments/stripe; two while one changes
+    stripe_api_base: str = "https://api.stripe.com"
     sweep_period_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0

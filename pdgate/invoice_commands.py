@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from billing.collection_book import Collection, find_collection
 from billing.invoice_book import Invoice, find_invoice, list_invoices
 from billing.invoice_documents import invoice_csv, invoice_pdf
 from contracts.v1 import billing_pb2 as pb
@@ -35,6 +36,7 @@ class InvoiceRow(msgspec.Struct, frozen=True, kw_only=True):
     total: str
     due: str
     currency: str
+    payment: str | None = None  # how far a payment provider is with it
 
 
 class StateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,7 @@ def credit_note(
     org: Org,
     reason: Annotated[str, typer.Option(help="Printed on the note.")],
     key: Annotated[str, typer.Option(help="Idempotency key.")] = "",
+    refund: Annotated[bool, typer.Option(help="Send back what was paid by the provider; else it is credit.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Give back part of an issued invoice."""
@@ -103,6 +106,7 @@ def credit_note(
         amount_cents=cents_of(amount),
         reason=reason,
         idempotency=key or str(uuid.uuid4()),
+        refund=refund,
     )
     show([_state(call("CreditNote", request))], as_json=as_json)
 
@@ -179,7 +183,8 @@ def list_all(org: Org, as_json: AsJson = False) -> None:
 
     async def run() -> list[InvoiceRow]:
         async with open_database() as database, database.begin() as conn:
-            return [_row(one) for one in await list_invoices(conn, org)]
+            found = await list_invoices(conn, org)
+            return [_row(one, await find_collection(conn, one.id)) for one in found]
 
     show(asyncio.run(run()), as_json=as_json, empty="no invoices")
 
@@ -187,7 +192,8 @@ def list_all(org: Org, as_json: AsJson = False) -> None:
 @invoices_app.command("show")
 def show_one(invoice: InvoiceId, org: Org) -> None:
     """Print an invoice with its lines, as JSON."""
-    show_json(_found(invoice, org))
+    found, at_provider = _found(invoice, org)
+    show_json({**msgspec.to_builtins(found), "collection": msgspec.to_builtins(at_provider)})
 
 
 @invoices_app.command("export")
@@ -198,7 +204,7 @@ def export(
     font: Annotated[Path | None, typer.Option(help="TrueType font for names beyond Latin-1.")] = None,
 ) -> None:
     """Write an invoice as PDF or CSV."""
-    found = _found(invoice, org)
+    found, _ = _found(invoice, org)
     match file.suffix:
         case ".pdf":
             file.write_bytes(invoice_pdf(found, font=font))
@@ -209,21 +215,22 @@ def export(
     typer.echo(f"wrote {file}")
 
 
-def _found(invoice: str, org: str) -> Invoice:
-    async def run() -> Invoice | None:
+def _found(invoice: str, org: str) -> tuple[Invoice, Collection | None]:
+    async def run() -> tuple[Invoice | None, Collection | None]:
         async with open_database() as database, database.begin() as conn:
-            return await find_invoice(conn, org, uuid.UUID(invoice))
+            found = await find_invoice(conn, org, uuid.UUID(invoice))
+            return found, None if found is None else await find_collection(conn, found.id)
 
     try:
-        found = asyncio.run(run())
+        found, at_provider = asyncio.run(run())
     except ValueError:
         raise typer.BadParameter(f"{invoice!r} is no id of an invoice") from None
     if found is None:
         raise CannotStart(f"{org} has no invoice {invoice}: see `pdgate invoices list`")
-    return found
+    return found, at_provider
 
 
-def _row(one: Invoice) -> InvoiceRow:
+def _row(one: Invoice, at_provider: Collection | None) -> InvoiceRow:
     return InvoiceRow(
         id=str(one.id),
         number=one.number,
@@ -234,6 +241,7 @@ def _row(one: Invoice) -> InvoiceRow:
         total=cents_text(one.total_cents),
         due=cents_text(one.due_cents),
         currency=one.currency,
+        payment=None if at_provider is None else f"{at_provider.provider}: {at_provider.state}",
     )
 
 

@@ -3,16 +3,20 @@
 import asyncio
 import datetime as dt
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from billing.moments import moment
-from billing.prices import PriceVersion, list_prices
+from billing.periods import month_before
+from billing.price_preview import Proposal, preview_price
+from billing.prices import PriceError, PriceVersion, Terms, check_price, list_prices, price_of
 from billing.rerating import Change, RerateError, Rerating, preview
 from contracts.catalog import read_catalog
 from contracts.rating import PPM, Meter
+from contracts.units import Nano, NanoPerMillion
 from contracts.v1 import billing_pb2 as pb
 from pdgate.billing_admin import call, nano_of, ppm_of, who
 from pdgate.connection import open_database
@@ -26,6 +30,10 @@ Model = Annotated[str, typer.Argument(help="Public name of the model.")]
 From = Annotated[dt.datetime, typer.Option("--from", help="UTC moment, inclusive.")]
 To = Annotated[dt.datetime, typer.Option("--to", help="UTC moment, exclusive.")]
 Version = Annotated[int, typer.Option("--version", help="Price version to rate by: see `pdgate prices list`.")]
+Tier = Annotated[str, typer.Option(help="Only for this tier.")]
+Shared = Annotated[str, typer.Option(help="Cached tokens of a share group; as --cached if absent.")]
+Batch = Annotated[str, typer.Option(help="What batch requests pay of it, for example 50%.")]
+Minimum = Annotated[str, typer.Option(help="The least that a request costs.")]
 OrgOrAll = Annotated[str, typer.Option("--org", help="Id of an organisation; all if absent.")]
 
 
@@ -50,7 +58,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a re-rating changes, currency units."""
+    """What a re-rating, or a price, changes; currency units."""
 
     organisation: str
     meter: str
@@ -82,10 +90,10 @@ def set_one(  # noqa: PLR0917 - options have names
     cached: Annotated[str, typer.Option(help="The same for cached ones.")],
     decode: Annotated[str, typer.Option(help="The same for generated ones.")],
     org: Annotated[str, typer.Option("--org", help="Only for this organisation.")] = "",
-    tier: Annotated[str, typer.Option(help="Only for this tier.")] = "",
-    shared: Annotated[str, typer.Option(help="Cached tokens of a share group; as --cached if absent.")] = "",
-    batch: Annotated[str, typer.Option(help="What batch requests pay of it, for example 50%.")] = "100%",
-    minimum: Annotated[str, typer.Option(help="The least that a request costs.")] = "0",
+    tier: Tier = "",
+    shared: Shared = "",
+    batch: Batch = "100%",
+    minimum: Minimum = "0",
     begin: Annotated[dt.datetime | None, typer.Option("--from", help="UTC moment; now if absent.")] = None,
     end: Annotated[dt.datetime | None, typer.Option("--to", help="UTC moment; for ever if absent.")] = None,
     as_json: AsJson = False,
@@ -118,32 +126,65 @@ def set_one(  # noqa: PLR0917 - options have names
 
 
 @prices.command("preview")
-def show_preview(
+def show_preview(  # noqa: PLR0917 - options have names
     model: Model,
-    version: Version,
-    begin: From,
-    end: To,
-    org: OrgOrAll = "",
+    computed: Annotated[str, typer.Option(help="A price that is not set: units per million computed tokens.")] = "",
+    cached: Annotated[str, typer.Option(help="The same for cached ones.")] = "",
+    decode: Annotated[str, typer.Option(help="The same for generated ones.")] = "",
+    version: Annotated[int, typer.Option("--version", help="Instead: a version that is in the book.")] = 0,
+    org: Annotated[str, typer.Option("--org", help="Only for this organisation.")] = "",
+    tier: Tier = "",
+    shared: Shared = "",
+    batch: Batch = "100%",
+    minimum: Minimum = "0",
+    begin: Annotated[dt.datetime | None, typer.Option("--from", help="Of the usage; last month if absent.")] = None,
+    end: Annotated[dt.datetime | None, typer.Option("--to", help="UTC moment, exclusive.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what usage of a period would have cost at another version; changes nothing."""
-    wanted = Rerating(
-        id=uuid.uuid4(),
-        model=model,
-        price_version=version,
-        organisation=org or None,
-        from_at=moment(_ms(begin)),
-        to_at=moment(_ms(end)),
-        reason="preview",
-    )
+    """Play a price on usage of the past, last month's by default: old, new, difference. Changes nothing."""
+    month = month_before(dt.datetime.now(dt.UTC))
+    if (begin is None) != (end is None):
+        raise typer.BadParameter("a period needs both --from and --to")
+    from_at, to_at = (moment(_ms(begin)), moment(_ms(end))) if begin else (month.start, month.end)
+    if bool(version) == bool(computed and cached and decode):
+        raise typer.BadParameter("give --computed, --cached and --decode, or --version")
 
-    async def run() -> list[Change]:
-        async with open_database() as database, database.begin() as connection:
-            return list(await preview(connection, wanted))
+    async def run() -> Sequence[Change]:
+        async with open_database() as database, database.connect() as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            if version:
+                wanted = Rerating(
+                    id=uuid.uuid4(),
+                    model=model,
+                    price_version=version,
+                    organisation=org or None,
+                    from_at=from_at,
+                    to_at=to_at,
+                    reason="preview",
+                )
+                return await preview(connection, wanted)
+            meters = {
+                meter: NanoPerMillion(nano_of(text))
+                for meter, text in zip(Meter, (computed, cached, decode), strict=True)
+            }
+            terms = Terms(
+                tier=tier or None,
+                prefill_shared=NanoPerMillion(nano_of(shared)) if shared else None,
+                batch_ppm=ppm_of(batch),
+                minimum=Nano(nano_of(minimum)),
+            )
+            check_price(meters, terms)
+            proposed = Proposal(
+                price=price_of(model, meters, terms, version=0),
+                organisation=org or None,
+                from_at=from_at,
+                to_at=to_at,
+            )
+            return await preview_price(connection, proposed)
 
     try:
         changes = asyncio.run(run())
-    except RerateError as error:
+    except (RerateError, PriceError) as error:
         raise typer.BadParameter(str(error)) from None
     show([_change(one) for one in changes], as_json=as_json, empty="nothing would change")
 

@@ -48,6 +48,26 @@ class PriceSet(_message.Message):
     from_ms: int
     def __init__(self, version: _Optional[int] = ..., from_ms: _Optional[int] = ...) -> None: ...
 
+class PriceProposal(_message.Message):
+    __slots__ = ("price", "from_ms", "to_ms")
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    price: PriceVersion
+    from_ms: int
+    to_ms: int
+    def __init__(self, price: _Optional[_Union[PriceVersion, _Mapping]] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ...) -> None: ...
+
+class PricePreview(_message.Message):
+    __slots__ = ("from_ms", "to_ms", "changes")
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    from_ms: int
+    to_ms: int
+    changes: _containers.RepeatedCompositeFieldContainer[Change]
+    def __init__(self, from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+
 class Rerating(_message.Message):
     __slots__ = ("id", "model", "price_version", "organisation", "from_ms", "to_ms", "reason", "by")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -305,18 +325,30 @@ class Payment(_message.Message):
     def __init__(self, organisation: _Optional[str] = ..., id: _Optional[str] = ..., provider: _Optional[str] = ..., reference: _Optional[str] = ..., amount_cents: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
 
 class NewCreditNote(_message.Message):
-    __slots__ = ("organisation", "id", "amount_cents", "reason", "idempotency")
+    __slots__ = ("organisation", "id", "amount_cents", "reason", "idempotency", "refund")
     ORGANISATION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     AMOUNT_CENTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_FIELD_NUMBER: _ClassVar[int]
+    REFUND_FIELD_NUMBER: _ClassVar[int]
     organisation: str
     id: str
     amount_cents: int
     reason: str
     idempotency: str
-    def __init__(self, organisation: _Optional[str] = ..., id: _Optional[str] = ..., amount_cents: _Optional[int] = ..., reason: _Optional[str] = ..., idempotency: _Optional[str] = ...) -> None: ...
+    refund: bool
+    def __init__(self, organisation: _Optional[str] = ..., id: _Optional[str] = ..., amount_cents: _Optional[int] = ..., reason: _Optional[str] = ..., idempotency: _Optional[str] = ..., refund: _Optional[bool] = ...) -> None: ...
+
+class ProviderMessage(_message.Message):
+    __slots__ = ("provider", "body", "signature")
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    provider: str
+    body: bytes
+    signature: str
+    def __init__(self, provider: _Optional[str] = ..., body: _Optional[bytes] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class ShareGroup(_message.Message):
     __slots__ = ("name", "by")

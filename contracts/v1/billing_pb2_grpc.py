@@ -39,6 +39,11 @@ class AdminStub:
                 request_serializer=contracts_dot_v1_dot_billing__pb2.PriceVersion.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_billing__pb2.PriceSet.FromString,
                 _registered_method=True)
+        self.PreviewPrice = channel.unary_unary(
+                '/pdgate.billing.v1.Admin/PreviewPrice',
+                request_serializer=contracts_dot_v1_dot_billing__pb2.PriceProposal.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_billing__pb2.PricePreview.FromString,
+                _registered_method=True)
         self.Rerate = channel.unary_unary(
                 '/pdgate.billing.v1.Admin/Rerate',
                 request_serializer=contracts_dot_v1_dot_billing__pb2.Rerating.SerializeToString,
@@ -104,6 +109,11 @@ class AdminStub:
                 request_serializer=contracts_dot_v1_dot_billing__pb2.NewCreditNote.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_billing__pb2.InvoiceState.FromString,
                 _registered_method=True)
+        self.ProviderEvent = channel.unary_unary(
+                '/pdgate.billing.v1.Admin/ProviderEvent',
+                request_serializer=contracts_dot_v1_dot_billing__pb2.ProviderMessage.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_billing__pb2.Done.FromString,
+                _registered_method=True)
         self.CreateShareGroup = channel.unary_unary(
                 '/pdgate.billing.v1.Admin/CreateShareGroup',
                 request_serializer=contracts_dot_v1_dot_billing__pb2.ShareGroup.SerializeToString,
@@ -120,6 +130,12 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SetPrice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewPrice(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,6 +219,12 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProviderEvent(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateShareGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -222,6 +244,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetPrice,
                     request_deserializer=contracts_dot_v1_dot_billing__pb2.PriceVersion.FromString,
                     response_serializer=contracts_dot_v1_dot_billing__pb2.PriceSet.SerializeToString,
+            ),
+            'PreviewPrice': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewPrice,
+                    request_deserializer=contracts_dot_v1_dot_billing__pb2.PriceProposal.FromString,
+                    response_serializer=contracts_dot_v1_dot_billing__pb2.PricePreview.SerializeToString,
             ),
             'Rerate': grpc.unary_unary_rpc_method_handler(
                     servicer.Rerate,
@@ -288,6 +315,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=contracts_dot_v1_dot_billing__pb2.NewCreditNote.FromString,
                     response_serializer=contracts_dot_v1_dot_billing__pb2.InvoiceState.SerializeToString,
             ),
+            'ProviderEvent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProviderEvent,
+                    request_deserializer=contracts_dot_v1_dot_billing__pb2.ProviderMessage.FromString,
+                    response_serializer=contracts_dot_v1_dot_billing__pb2.Done.SerializeToString,
+            ),
             'CreateShareGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateShareGroup,
                     request_deserializer=contracts_dot_v1_dot_billing__pb2.ShareGroup.FromString,
@@ -326,6 +358,33 @@ class Admin:
             '/pdgate.billing.v1.Admin/SetPrice',
             contracts_dot_v1_dot_billing__pb2.PriceVersion.SerializeToString,
             contracts_dot_v1_dot_billing__pb2.PriceSet.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewPrice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdgate.billing.v1.Admin/PreviewPrice',
+            contracts_dot_v1_dot_billing__pb2.PriceProposal.SerializeToString,
+            contracts_dot_v1_dot_billing__pb2.PricePreview.FromString,
             options,
             channel_credentials,
             insecure,
@@ -677,6 +736,33 @@ class Admin:
             '/pdgate.billing.v1.Admin/CreditNote',
             contracts_dot_v1_dot_billing__pb2.NewCreditNote.SerializeToString,
             contracts_dot_v1_dot_billing__pb2.InvoiceState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProviderEvent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdgate.billing.v1.Admin/ProviderEvent',
+            contracts_dot_v1_dot_billing__pb2.ProviderMessage.SerializeToString,
+            contracts_dot_v1_dot_billing__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,8 +3,8 @@
 FROM python:3.11.13-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY requirements/kubernetes.txt requirements/kubernetes.txt
-RUN python -m venv /opt/pdgate && /opt/pdgate/bin/pip install --no-deps -r requirements/kubernetes.txt
+COPY requirements/service.txt requirements/service.txt
+RUN python -m venv /opt/pdgate && /opt/pdgate/bin/pip install --no-deps -r requirements/service.txt
 COPY . .
 RUN /opt/pdgate/bin/pip install --no-deps .
 

@@ -11,9 +11,10 @@ from gateway.admin.fleet_routes import FleetDesk, fleet_routes, model_admin_rout
 from gateway.admin.key_routes import key_routes
 from gateway.admin.members import Members, invite_routes, member_routes, service_account_routes
 from gateway.admin.money import Money, Noted
-from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes, price_routes
+from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes
 from gateway.admin.name_routes import NameDesk, name_routes
 from gateway.admin.organisations import Organisations, hold_routes, organisation_routes, project_routes
+from gateway.admin.price_routes import price_routes
 from gateway.admin.worker_orders import WorkerOrders, order_routes
 from gateway.fleet import Fleet
 from gateway.models import Models

@@ -11,10 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from contracts import keys
 from contracts.credentials import Credentials
 from contracts.errors import BadRequest, DependencyDown
+from contracts.v1 import billing_pb2 as pb
 from contracts.v1 import billing_pb2_grpc
 from gateway.audit import record
 
 _TIMEOUT_S: Final = 30.0
+_PREVIEW_TIMEOUT_S: Final = 300.0  # reads every usage record of a month
 _CALLERS_FAULT: Final = frozenset(
     (
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -33,7 +35,7 @@ class Money:
         self._redis = redis
         self._credentials = credentials
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str, request: Any, *, timeout_s: float = _TIMEOUT_S) -> Any:
         """Return billing's answer to one call of contracts/v1/billing.proto."""
         try:
             address: Any = await self._redis.get(keys.BILLING_ADMIN)
@@ -45,7 +47,7 @@ class Money:
             stub: Any = billing_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
             ask: Callable[..., Awaitable[Any]] = getattr(stub, method)
             try:
-                return await ask(request, timeout=_TIMEOUT_S, metadata=self._credentials.metadata)
+                return await ask(request, timeout=timeout_s, metadata=self._credentials.metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _CALLERS_FAULT:
                     raise BadRequest(error.details() or "Billing refused this.") from None
@@ -58,6 +60,15 @@ class Noted:
     def __init__(self, engine: AsyncEngine, money: Money) -> None:
         self.engine = engine
         self._money = money
+
+    async def preview(self, asked: pb.PriceProposal) -> pb.PricePreview:
+        """Return what a price would change; writes nothing. Raises BadRequest, DependencyDown."""
+        answer: pb.PricePreview = await self._money.call("PreviewPrice", asked, timeout_s=_PREVIEW_TIMEOUT_S)
+        return answer
+
+    async def take_event(self, message: pb.ProviderMessage) -> None:
+        """Pass on what a payment provider says. Raises BadRequest (not the provider's), DependencyDown."""
+        await self._money.call("ProviderEvent", message)
 
     async def call(self, method: str, asked: Any, *, actor: str, subject: str, org: str | None, kind: str) -> Any:
         """Return billing's answer. Raises BadRequest, DependencyDown."""

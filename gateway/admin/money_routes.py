@@ -1,4 +1,4 @@
-"""Budgets, credits, billing profiles, invoices and prices. Reads go to PostgreSQL, writes to billing."""
+"""Budgets, credits, billing profiles and invoices. Reads go to PostgreSQL, writes to billing."""
 
 import uuid
 from typing import Any
@@ -16,7 +16,7 @@ from gateway.admin.handlers import AnyRequest, nano_of, taken
 from gateway.admin.money import Noted
 from gateway.admin.organisations import ORG, Organisations
 from gateway.admin.paging import ListOf, page
-from gateway.admin.shapes import BudgetView, Done, MonthToClose, NewBudget, NewCredit, NewPrice, ProfileChange, Thing
+from gateway.admin.shapes import BudgetView, Done, MonthToClose, NewBudget, NewCredit, ProfileChange, Thing
 from gateway.openapi import json_operation
 from gateway.portal.roles import Right
 from gateway.schemas.answers import money_text
@@ -118,7 +118,7 @@ def credit_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
             kind=wanted.kind,
             amount=nano_of(wanted.amount),
             idempotency=wanted.idempotency,
-            expires_ms=_ms(wanted.expires_at),
+            expires_ms=ms_of(wanted.expires_at),
             note=wanted.note,
             by=caller.actor,
         )
@@ -179,13 +179,15 @@ def invoice_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
 
     @get(INVOICE, summary="Get an invoice", operation_id="getInvoice", tags=TAGS)
     async def get_invoice(request: AnyRequest, organisation: FromPath[str], invoice: FromPath[str]) -> Thing:
-        """Return an invoice with its lines."""
+        """Return an invoice with its lines, and how far a payment provider is with it (`collection`)."""
         caller = await callers.about(request, organisation, Right.COSTS)
         async with tenant_read(noted.engine, caller.tenant) as db:
             found = await queries.find_invoice(db, caller.tenant, _uuid(invoice))
+            collection = await queries.find_collection(db, _uuid(invoice)) if found is not None else None
         if found is None:
             raise NotFound("There is no such invoice.", param="invoice")
-        return thing("invoice", found)
+        view = thing("invoice", found)
+        return Thing(object=view.object, value={**view.value, "collection": msgspec.to_builtins(collection)})
 
     @post(f"{INVOICE}/issue", summary="Issue an invoice", operation_id="issueInvoice", tags=TAGS, status_code=200)
     async def issue_invoice(request: AnyRequest, organisation: FromPath[str], invoice: FromPath[str]) -> Thing:
@@ -216,49 +218,6 @@ def invoice_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
     return [list_invoices, get_invoice, issue_invoice, close_month]
 
 
-def price_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
-    """Return the handlers of prices."""
-
-    @get("/admin/v1/prices", summary="List prices", operation_id="listPrices", tags=TAGS)
-    async def list_prices(request: AnyRequest) -> ListOf[Thing]:
-        """Return every version of every price, overrides included; filter by `model`."""
-        await callers.operator(request)
-        async with noted.engine.begin() as db:
-            found = await queries.list_prices(db, request.query_params.get("model"))
-        views = [thing("price", one) for one in found]
-        return page(request, views, lambda view: f"{view.value['price']['model']}:{view.value['price']['version']}")
-
-    @post(
-        "/admin/v1/prices",
-        summary="Set a price",
-        operation_id="createPrice",
-        tags=TAGS,
-        operation_class=json_operation(NewPrice, Thing, status=201),
-    )
-    async def create_price(request: AnyRequest) -> Thing:
-        """Add a version to the price book; what was used before keeps its price."""
-        caller = await callers.operator(request)
-        wanted = await taken(request, NewPrice)
-        asked = pb.PriceVersion(
-            model=wanted.model,
-            organisation=wanted.organisation,
-            tier=wanted.tier,
-            prefill_computed=nano_of(wanted.prefill_computed),
-            prefill_cached=nano_of(wanted.prefill_cached),
-            decode=nano_of(wanted.decode),
-            batch_ppm=wanted.batch_ppm,
-            minimum=nano_of(wanted.minimum),
-            from_ms=_ms(wanted.from_at),
-            to_ms=_ms(wanted.to_at),
-            by=caller.actor,
-        )
-        org = wanted.organisation or None
-        made = await noted.call("SetPrice", asked, actor=caller.actor, subject=wanted.model, org=org, kind="price")
-        return Thing(object="price", value={"model": wanted.model, "version": made.version, "from_ms": made.from_ms})
-
-    return [list_prices, create_price]
-
-
 def budget_view(found: queries.Budget) -> BudgetView:
     """Return a budget as it is answered."""
     return BudgetView(
@@ -276,7 +235,8 @@ def thing(kind: str, found: msgspec.Struct) -> Thing:
     return Thing(object=kind, value=msgspec.to_builtins(found))
 
 
-def _ms(moment: Any) -> int:
+def ms_of(moment: Any) -> int:
+    """Return a moment in Unix ms; 0 for none."""
     return 0 if moment is None else int(moment.timestamp() * 1000)
 
 

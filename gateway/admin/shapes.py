@@ -133,8 +133,8 @@ class NewCredit(Strict, frozen=True, kw_only=True):
     expires_at: dt.datetime | None = None
 
 
-class NewPrice(Strict, frozen=True, kw_only=True):
-    """A version of a price, per million tokens. `organisation`: only that one's; `tier`: only that tier's."""
+class PriceTerms(Strict, frozen=True, kw_only=True):
+    """A price per million tokens. `organisation`: only that one's; `tier`: only that tier's."""
 
     model: Name
     prefill_computed: MoneyText
@@ -142,10 +142,23 @@ class NewPrice(Strict, frozen=True, kw_only=True):
     decode: MoneyText
     organisation: str = ""
     tier: str = ""
+    prefill_shared: MoneyText | None = None  # of hits on a share group's prefixes; none = as `prefill_cached`
     minimum: MoneyText = "0"  # per request
     batch_ppm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+
+
+class NewPrice(PriceTerms, frozen=True, kw_only=True):
+    """A version of a price, and when it is in force."""
+
     from_at: dt.datetime | None = None
     to_at: dt.datetime | None = None
+
+
+class ProposedPrice(PriceTerms, frozen=True, kw_only=True):
+    """A price to play on the usage of [`used_from`, `used_to`); without both: of the last UTC month that is over."""
+
+    used_from: dt.datetime | None = None
+    used_to: dt.datetime | None = None
 
 
 class ProfileChange(Strict, frozen=True, kw_only=True):
@@ -281,6 +294,31 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     amount_nano: int
     soft: bool
     thresholds: tuple[int, ...]
+
+
+class PriceChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a price would change for an organisation and meter; `requests`: those whose cost changes."""
+
+    organisation_id: str
+    meter: str
+    requests: int
+    old: str
+    new: str
+    difference: str
+    old_nano: int
+    new_nano: int
+    difference_nano: int
+
+
+class PricePreviewView(msgspec.Struct, frozen=True, kw_only=True):
+    """A price played on past usage. Nothing was written."""
+
+    used_from: dt.datetime
+    used_to: dt.datetime
+    difference: str
+    difference_nano: int
+    changes: Sequence[PriceChangeView]
+    object: Literal["price_preview"] = "price_preview"
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from billing.admin import Admin, admin_server
 from billing.budgets import Budgets
-from billing.payments import Collected
 from billing.periods import month_of
 from contracts import keys
 from contracts.identity import shard_of
@@ -30,19 +29,6 @@ TOKEN = "t0ken"
 CENT = 10_000_000
 MONTH = month_of(datetime.now(UTC))
 LATER_MS = int((MONTH.end + timedelta(hours=3)).timestamp() * 1000)
-
-
-class Card:
-    """A provider that has the money at once."""
-
-    name = "card"
-
-    def __init__(self):
-        self.asked = []
-
-    async def collect(self, invoice, amount_cents):
-        self.asked.append(amount_cents)
-        return Collected(reference=f"ch_{invoice.id}", amount_cents=amount_cents)
 
 
 @pytest.fixture
@@ -135,23 +121,6 @@ async def test_a_month_from_credit_to_paid_invoice_by_the_command_line(rig, serv
     assert "has no invoice" in str(
         (await asyncio.to_thread(CliRunner().invoke, app, ("invoices", "show", draft["id"], "--org", "x"))).exception
     )
-
-
-async def test_a_provider_collects_what_is_issued(rig):
-    card = Card()
-    admin = Admin(
-        rig.engine, Budgets(rig.engine, rig.redis), currency="EUR", provider=card, now_ms=lambda: LATER_MS
-    )  # fmt: skip
-    await rig.bill(usage_event(tokens=Tokens(decode=25_000 * 300)))
-    async with admin_server(admin, listen="127.0.0.1:0", token=TOKEN) as address, grpc.aio.insecure_channel(
-        address
-    ) as channel:  # fmt: skip
-        stub = billing_pb2_grpc.AdminStub(channel)
-        metadata = (("authorization", f"Bearer {TOKEN}"),)
-        month = pb.Month(month=MONTH.name, issue=True)
-        (made,) = (await stub.CloseMonth(month, metadata=metadata, timeout=10)).invoices
-    assert (made.state, card.asked) == ("paid", [300])
-    assert await rig.scalar("SELECT provider FROM billing.payment") == "card"
 
 
 async def test_a_budget_set_by_the_command_line_is_in_redis_when_the_command_returns(rig, served):

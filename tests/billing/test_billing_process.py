@@ -174,6 +174,7 @@ async def test_a_batch_that_fails_is_tried_again_ever_more_slowly_and_never_afte
     [
         ({"BILLING_CATALOG": "/nowhere/models.toml"}, "BILLING_CATALOG: /nowhere/models.toml: No such file"),
         ({"BILLING_METRICS_LISTEN": "9000"}, "BILLING_METRICS_LISTEN: '9000' is not host:port"),
+        ({"BILLING_STRIPE_API_KEY": "sk_test_1"}, "BILLING_STRIPE_WEBHOOK_SECRETS: must be set"),
         ({"BILLING_DATABASE_URL": "mysql://x"}, "DATABASE_URL must start with postgresql://"),
     ],
 )

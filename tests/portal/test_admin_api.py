@@ -1,5 +1,6 @@
 """The admin API: organisations to audit, who may what, and what stays within one organisation."""
 
+import datetime as dt
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,8 +10,16 @@ from portal_rig import Browser, PortalRig
 
 from billing.admin import Admin, admin_server
 from billing.budgets import Budgets
+from billing.consumer import UsageSink
+from billing.moments import moment
+from billing.partitions import Partitions, ensure_partitions
+from billing.prices import list_prices
 from contracts import keys
 from contracts.credentials import Credentials
+from contracts.identity import new_rid
+from contracts.rating import Tokens, cost
+from contracts.usage import Outcome, UsageEvent
+from contracts.wire import encode
 from gateway.portal.roles import RIGHTS, Right, Role
 from gateway.tenants import publish_key_state
 
@@ -455,3 +464,45 @@ async def test_every_operation_has_a_stable_id_in_the_description(portal: Portal
     ]
     assert len(ids) == len(set(ids)) >= 45
     assert {"createKey", "rotateKey", "putBudget", "listAudit", "putSteering", "adminPauseModel"} <= set(ids)
+
+
+async def test_a_price_is_previewed_on_past_usage_and_not_set(
+    portal: PortalRig, operator: httpx.AsyncClient, admin: httpx.AsyncClient, billing: None
+) -> None:
+    body = {"model": "tiny", "prefill_computed": "0.1", "prefill_cached": "0.02", "decode": "0.8", "batch_ppm": 500000}
+    assert (await admin.post("/admin/v1/prices/preview", json=body)).status_code == 403
+    await _use(portal, Tokens(decode=1_000_000))
+    now = dt.datetime.now(dt.UTC)
+    span = {"used_from": (now - dt.timedelta(days=1)).isoformat(), "used_to": (now + dt.timedelta(days=1)).isoformat()}
+    answer = await operator.post("/admin/v1/prices/preview", json=body | span)
+    assert answer.status_code == 200, answer.text
+    seen = answer.json()
+    assert (seen["object"], seen["difference"], seen["difference_nano"]) == ("price_preview", "0.4", 400_000_000)
+    (change,) = seen["changes"]
+    assert (change["organisation_id"], change["meter"]) == (portal.rig.org.id, "decode")
+    assert (change["old"], change["new"], change["requests"]) == ("0.4", "0.8", 1)
+    last_month = (await operator.post("/admin/v1/prices/preview", json=body)).json()
+    assert dt.datetime.fromisoformat(last_month["used_to"]) == now.replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+    listed = (await operator.get("/admin/v1/prices", params={"model": "tiny"})).json()["data"]
+    assert len(listed) == 1, "nothing was set"
+    wrong = await operator.post("/admin/v1/prices/preview", json=body | {"model": "nothing"})
+    assert wrong.status_code == 400
+    assert "has no price" in wrong.json()["error"]["message"]
+
+
+async def _use(portal: PortalRig, tokens: Tokens) -> None:
+    """Bill one request of the portal's organisation, a minute ago."""
+    engine = portal.rig.gateway.engine
+    at_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000) - 60_000
+    async with engine.begin() as conn:
+        await ensure_partitions(conn, moment(at_ms).date(), 2)
+        price = next(one.price for one in await list_prices(conn, "tiny"))
+    event = UsageEvent(
+        rid=new_rid(at_ms), org=portal.rig.org.id, project=portal.rig.project.id, key_id=portal.rig.key.id,
+        model="tiny", pool="tiny", tier="default", outcome=Outcome.FINISHED, price=price, tokens=tokens,
+        cost=cost(tokens, price),
+    )  # fmt: skip
+    sink = UsageSink(engine, Partitions(engine))
+    await sink.write(await sink.prepare([encode(event)]))

@@ -53,7 +53,10 @@ def _document_routes(desk: Desk) -> list[HTTPRouteHandler]:
             if found is None:
                 raise NotFound("There is no such invoice.")
             due = await queries.outstanding(db, found)
-        return desk.show(request, "invoice", visit, found=found, outstanding=due)
+            collection = await queries.find_collection(db, found.id)
+        pay_url = collection.url if collection is not None and found.state == "issued" else ""
+        pay_url = pay_url if pay_url.startswith("https://") else ""
+        return desk.show(request, "invoice", visit, found=found, outstanding=due, pay_url=pay_url)
 
     @get("/portal/invoices/{invoice_id:str}/{kind:str}")
     async def get_document(
