@@ -7,13 +7,18 @@ at its headers.
 2. Whoever has the claim runs the request. A client that leaves does not stop it: it may come back with the same key.
 3. The whole answer (status below 300, not broken off, up to `MAX_BYTES`) replaces the claim for 24 hours.
    Any other end frees the key, since it cost nothing.
-4. Meanwhile the same body is answered 409, another body always 422. When the gateway that has the claim is dead,
-   the key is free: its request was settled at no cost.
+4. Meanwhile the same body joins the answer (gateway.live_answers): a stream from its beginning, others at their end.
+   In the admin API, whose answers may show secrets, it is answered 409. Another body is always answered 422.
+5. When the gateway that has the claim is dead, who joined gets one error, and the key is free: its request was settled
+   at no cost.
 """
 
 import asyncio
 import hashlib
+import time
+import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +33,9 @@ from contracts.resp import RespConnection
 from gateway.auth import Authenticator, credential
 from gateway.bodies import read_body
 from gateway.errors import error_headers
+from gateway.live_answers import Ended, LiveAnswers, Making
+from gateway.schemas.messages import anthropic_body
+from gateway.sse import error_event
 
 log = structlog.get_logger()
 
@@ -45,6 +53,7 @@ SECRET: Final = "secret"  # noqa: S105 - the name of a mark
 _HEADER: Final = b"idempotency-key"
 _MAX_KEY_CHARACTERS: Final = 255
 _SLACK_MS: Final = 60_000
+_MOST_JOINED: Final = 256  # of one process; each looks at Redis some times a second
 
 # Takes the key if it is free or still has the value that its dead owner left.
 _TAKE: Final = """
@@ -82,11 +91,15 @@ class AnswerNotKept(ServingError):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a key holds: a claim (`status` 0), or an answer; `too_large`: without its body, or with a secret."""
+    """What a key holds: a claim (`status` 0), or an answer; `too_large`: without its body, or with a secret.
+
+    `live`: names the stream that shares the answer while it is made; empty = it is not shared.
+    """
 
     v: int = 1
     body_sha256: bytes
     gateway_id: str
+    live: str = ""
     status: int = 0
     headers: list[tuple[bytes, bytes]] = []
     body: bytes = b""
@@ -96,9 +109,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _Recorder:
     """Passes an answer on and keeps a copy, whether or not the client is still there."""
 
-    def __init__(self, send: Send, keep: Callable[["_Recorder"], Awaitable[None]]) -> None:
+    def __init__(self, send: Send, making: Making | None, keep: Callable[["_Recorder"], Awaitable[None]]) -> None:
         """`keep` is awaited before the last message leaves: a client that has it all may ask again at once."""
         self._send = send
+        self._making = making
         self._keep = keep
         self._gone = False
         self.status = 0
@@ -111,9 +125,13 @@ class _Recorder:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
+            if self._making is not None:
+                self._making.head(self.status, self.headers)
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
             self.num_bytes += len(body)
+            if self._making is not None:
+                self._making.body(bytes(body))
             if self.num_bytes <= MAX_BYTES:
                 self.chunks.append(bytes(body))
             else:
@@ -139,6 +157,7 @@ class Idempotency:
         *,
         auth: Authenticator,
         connection: RespConnection,
+        live: LiveAnswers,
         gateway_id: str,
         max_body_bytes: int,
         body_timeout_s: float,
@@ -148,6 +167,8 @@ class Idempotency:
         self._app = app
         self._auth = auth
         self._connection = connection
+        self._live = live
+        self._num_joined = 0
         self._take = connection.register_script(_TAKE)
         self._end = connection.register_script(_END)
         self._gateway_id = gateway_id
@@ -179,22 +200,29 @@ class Idempotency:
         body = await read_body(receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         org = caller.organisation_id
         place = keys.idempotent(org, hashlib.sha256(f"{org}\n{scope['path']}\n{header}".encode()).hexdigest())
-        claim = Kept(body_sha256=hashlib.sha256(body).digest(), gateway_id=self._gateway_id)
+        shared = uuid.uuid4().hex if scope["path"] in ENDPOINTS else ""
+        claim = Kept(body_sha256=hashlib.sha256(body).digest(), gateway_id=self._gateway_id, live=shared)
         raw = msgspec.msgpack.encode(claim)
         try:
             kept = await self._claim(place, raw, claim.body_sha256)
         except RedisError:
             raise DependencyDown("Idempotency keys cannot be checked right now.", retry_after_s=1) from None
-        if kept is not None:
+        if kept is not None and kept.status:
             await _replay(send, kept)
             return
+        if kept is not None:
+            await self._join(scope["path"], send, place, kept)
+            return
+        making = self._live.begin(f"{place}:{shared}", max_bytes=MAX_BYTES) if shared else None
 
         async def keep(answer: _Recorder) -> None:
             state = scope["state"]
             broken, secret = bool(state.get(INCOMPLETE)), bool(state.get(SECRET))
+            if making is not None and answer.whole:
+                await self._live.end(making)
             await self._finish(place, raw, claim, answer, broken=broken, secret=secret)
 
-        recorder = _Recorder(send, keep)
+        recorder = _Recorder(send, making, keep)
         try:
             await self._app(scope, _once_then_never(body), recorder.send)
         finally:
@@ -202,7 +230,7 @@ class Idempotency:
                 await keep(recorder)
 
     async def _claim(self, place: str, raw: bytes, body_sha256: bytes) -> Kept | None:
-        """Take the key, or return the answer that is kept. Raises ServingError, RedisError."""
+        """Take the key, or return the answer that is kept or made (status 0). Raises ServingError, RedisError."""
         left_behind: bytes = b""
         while True:
             known: bytes | None = await self._take(keys=[place], args=[left_behind, raw, self._claim_ms])
@@ -212,14 +240,43 @@ class Idempotency:
             if kept.body_sha256 != body_sha256:
                 raise KeyReused("This 'Idempotency-Key' was used with another body. Use a new key.")
             if kept.too_large:
-                raise AnswerNotKept(
-                    "The first answer is not kept: too large, or it shows a secret. It is not run again."
-                )
+                raise _not_kept()
             if kept.status:
                 return kept
             if await self._connection.call("EXISTS", keys.gateway_lease(kept.gateway_id)):
+                if kept.live and self._num_joined < _MOST_JOINED:
+                    return kept
                 raise KeyInUse("A request with this 'Idempotency-Key' is running.", retry_after_s=1)
             left_behind = known
+
+    async def _join(self, path: str, send: Send, place: str, claim: Kept) -> None:
+        """Pass on the answer that another request makes. Raises ServingError before the first byte."""
+
+        async def ended() -> Ended | None:
+            raw: bytes | None = await self._connection.call("GET", place)
+            known = None if raw is None else msgspec.msgpack.decode(raw, type=Kept)
+            if known is None or known.live != claim.live:
+                return Ended()
+            if known.too_large:
+                raise _not_kept()
+            return Ended(known.status, known.headers, known.body) if known.status else None
+
+        async def owner_lives() -> bool:
+            return bool(await self._connection.call("EXISTS", keys.gateway_lease(claim.gateway_id)))
+
+        log.info("idempotent_joined", path=path)
+        self._num_joined += 1
+        try:
+            await self._live.join(
+                f"{place}:{claim.live}",
+                send,
+                ended=ended,
+                owner_lives=owner_lives,
+                deadline_s=time.monotonic() + self._claim_ms / 1000,
+                broken=partial(_broken_event, path),
+            )
+        finally:
+            self._num_joined -= 1
 
     async def _finish(
         self, place: str, raw: bytes, claim: Kept, recorder: _Recorder, *, broken: bool, secret: bool
@@ -253,6 +310,20 @@ def _once_then_never(body: bytes) -> Receive:
         return await asyncio.Event().wait()
 
     return receive
+
+
+def _not_kept() -> AnswerNotKept:
+    return AnswerNotKept("The first answer is not kept: too large, or it shows a secret. It is not run again.")
+
+
+def _broken_event(path: str, error: ServingError) -> bytes:
+    """Return the event that ends a stream of an endpoint with an error, as the endpoint's own."""
+    if path == "/v1/messages":
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(anthropic_body(error))
+    if path == "/v1/responses":
+        about = {"type": "error", "code": error.code, "message": str(error), "param": None}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(about)
+    return error_event(openai_body(error))
 
 
 async def _replay(send: Send, kept: Kept) -> None:

@@ -69,22 +69,6 @@ async def test_another_body_under_the_same_key_is_422_and_another_endpoint_or_te
     assert asked.result().json()["choices"][0]["message"]["content"] == "z"
 
 
-async def test_while_the_first_runs_the_same_key_is_in_use(rig: Rig):
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(post(rig, "one"))
-        submit = await rig.scheduler.submit()
-        meanwhile = await post(rig, "one")
-        assert (meanwhile.status_code, meanwhile.json()["error"]["code"]) == (409, "idempotency_key_in_use")
-        assert meanwhile.headers["retry-after"] == "1"
-        assert (await post(rig, "one", {**HELLO, "seed": 1})).status_code == 422
-        await rig.scheduler.placed(submit, decode=rig.decode)
-        handle = await rig.decode.open(submit.rid, Phase.UNIFIED)
-        await handle.tokens("x")
-        await handle.finish(FinishReason.STOP, prompt=8, completion=1)
-    assert asked.result().status_code == 200
-    assert await eventually(lambda: spent(rig)) == 1  # settled behind the answer
-
-
 @pytest.mark.parametrize("body", [HELLO, STREAM], ids=["whole", "stream"])
 async def test_a_client_whose_connection_broke_finds_the_whole_answer_and_pays_once(rig: Rig, body):
     async with asyncio.TaskGroup() as tasks:
