@@ -46,6 +46,7 @@ from gateway.inbox import Inbox
 from gateway.journal import Journal
 from gateway.lease import Lease
 from gateway.lengths import Lengths
+from gateway.live_answers import LiveAnswers
 from gateway.lookup import Lookup
 from gateway.messages import Messages
 from gateway.methods import answer_head
@@ -55,6 +56,7 @@ from gateway.names import NameBook
 from gateway.notices import Notices
 from gateway.openapi import describe_errors
 from gateway.outage import Outage
+from gateway.parquet import ParquetExports
 from gateway.patience import Patience
 from gateway.portal.portal import Portal
 from gateway.portal.views import view_routes
@@ -74,6 +76,7 @@ from gateway.routes.health import health_routes
 from gateway.routes.messages import message_routes
 from gateway.routes.models import model_routes
 from gateway.routes.organization import organization_routes
+from gateway.routes.payments import payment_routes
 from gateway.routes.prefixes import prefix_routes
 from gateway.routes.requests import request_routes
 from gateway.routes.responses import response_routes
@@ -225,7 +228,9 @@ class Gateway:
             max_line_bytes=settings.max_body_bytes,
         )
         self.usage_reports = UsageReports(self.engine, currency=catalog.currency)
+        self.parquet = ParquetExports(self.usage_reports)
         self.answers = Answers(telemetry.instruments)
+        self.live_answers = LiveAnswers(self.requests)
         self.portal = Portal(settings, self.engine, self.redis)
         self.admin = AdminApi(
             settings,
@@ -277,6 +282,7 @@ class Gateway:
             "settlement": self.settlement.run,
             "purse": self.purse.run,
             "answers": self.answers.run,
+            "live-answers": self.live_answers.run,
             "responses": self.response_book.run,
             "batches": self.batch_runner.run,
             "files": self.files.run,
@@ -295,6 +301,7 @@ class Gateway:
         self.settlement.close()
         await self._lease.release()
         self.workshop.close()
+        self.parquet.close()
         self.portal.close()
         await self.redis.aclose()
         for connection in (self.requests, self._settling, self._notified, self._changed):
@@ -388,6 +395,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
         keep_server_send(app),
         auth=gateway.auth,
         connection=gateway.requests,
+        live=gateway.live_answers,
         gateway_id=gateway.gateway_id,
         max_body_bytes=gateway.settings.max_body_bytes,
         body_timeout_s=gateway.settings.body_timeout_s,
@@ -431,7 +439,8 @@ def _routes(gateway: Gateway, telemetry: Telemetry) -> list[HTTPRouteHandler]:
         *token_routes(gateway.starter, gateway.models, gateway.workshop),
         *model_routes(gateway.guard, ModelViews(gateway.models, gateway.prices)),
         *request_routes(gateway.guard, gateway.lookup),
-        *organization_routes(gateway.guard, gateway.usage_reports),
+        *organization_routes(gateway.guard, gateway.usage_reports, gateway.parquet),
         *gateway.admin.routes(),
+        *payment_routes(gateway.admin.money, body_timeout_s=gateway.settings.body_timeout_s),
         *health_routes(gateway.models, gateway.prices, gateway.fleet, telemetry.exposition),
     ]

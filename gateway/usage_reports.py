@@ -5,11 +5,11 @@ import binascii
 import csv
 import io
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import queries
 from contracts.errors import BadRequest, DependencyDown
@@ -30,10 +30,30 @@ Query = Mapping[str, Sequence[str]]
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of buckets, and where the next one starts (None: this is the last)."""
+    """One page of at most `limit` buckets; the question goes to `end_s`, Unix seconds."""
 
     asked: queries.Asked
-    next_s: int | None
+    limit: int
+    end_s: int
+
+    @property
+    def next_s(self) -> int | None:
+        """Return where the next page starts; None: this is the last."""
+        return self.asked.end_s if self.asked.end_s < self.end_s else None
+
+    @property
+    def buckets_left(self) -> int:
+        """Return how many buckets this page and those after it have."""
+        return -((self.asked.start_s - self.end_s) // self.asked.width_s)
+
+    def after(self) -> "Span | None":
+        """Return the next page."""
+        if self.next_s is None:
+            return None
+        last_s = _last_bucket_s(self.next_s, self.end_s, limit=self.limit, width_s=self.asked.width_s)
+        return msgspec.structs.replace(
+            self, asked=msgspec.structs.replace(self.asked, start_s=self.next_s, end_s=last_s)
+        )
 
 
 class UsageReports:
@@ -43,27 +63,43 @@ class UsageReports:
         self, engine: AsyncEngine, *, currency: str, now_s: Callable[[], int] = lambda: int(time.time())
     ) -> None:
         self._engine = engine
-        self._currency = currency
+        self.currency = currency
         self._now_s = now_s
 
     async def usage(self, org: str, query: Query, *, only_project: str | None) -> Page[UsageResult]:
         """Return tokens and requests by bucket; `only_project`: of this one alone."""
-        width = _one(query, "bucket_width", "1d")
-        if width not in _LIMITS:
-            raise BadRequest("bucket_width must be 1m, 1h or 1d.", param="bucket_width")
-        span = self._span(query, width, _LIMITS[width], queries.USAGE_DIMENSIONS, only_project)
-        found = await self._read(org, lambda db: queries.usage_buckets(db, org, span.asked))
+        span = self.usage_span(query, only_project)
+        found = await self.used(org, span)
         return _page(span, [(one.start_s, self._usage_result(one)) for one in found])
 
     async def costs(self, org: str, query: Query, *, only_project: str | None) -> Page[CostResult]:
         """Return money by bucket; `only_project`: of this one alone."""
-        if _one(query, "bucket_width", "1d") != "1d":
-            raise BadRequest("bucket_width of costs must be 1d.", param="bucket_width")
-        span = self._span(query, "1d", _COST_LIMITS, queries.COST_DIMENSIONS, only_project)
-        found = await self._read(org, lambda db: queries.cost_buckets(db, org, span.asked))
+        span = self.cost_span(query, only_project)
+        found = await self.charged(org, span)
         return _page(span, [(one.start_s, self._cost_result(one)) for one in found])
 
-    async def _read(self, org: str, read: Callable[[Any], Any]) -> Any:
+    def usage_span(self, query: Query, only_project: str | None) -> Span:
+        """Return the first page of a question about usage. Raises BadRequest."""
+        width = _one(query, "bucket_width", "1d")
+        if width not in _LIMITS:
+            raise BadRequest("bucket_width must be 1m, 1h or 1d.", param="bucket_width")
+        return self._span(query, width, _LIMITS[width], queries.USAGE_DIMENSIONS, only_project)
+
+    def cost_span(self, query: Query, only_project: str | None) -> Span:
+        """Return the first page of a question about costs. Raises BadRequest."""
+        if _one(query, "bucket_width", "1d") != "1d":
+            raise BadRequest("bucket_width of costs must be 1d.", param="bucket_width")
+        return self._span(query, "1d", _COST_LIMITS, queries.COST_DIMENSIONS, only_project)
+
+    async def used(self, org: str, span: Span) -> Sequence[queries.UsageResult]:
+        """Return the usage of a page. Raises DependencyDown."""
+        return await self._read(org, lambda db: queries.usage_buckets(db, org, span.asked))
+
+    async def charged(self, org: str, span: Span) -> Sequence[queries.CostResult]:
+        """Return the costs of a page. Raises DependencyDown."""
+        return await self._read(org, lambda db: queries.cost_buckets(db, org, span.asked))
+
+    async def _read(self, org: str, read: Callable[[AsyncConnection], Awaitable[Sequence[R]]]) -> Sequence[R]:
         try:
             async with tenant_read(self._engine, org) as db:
                 return await read(db)
@@ -91,7 +127,7 @@ class UsageReports:
             projects = projects or ("",)  # another one's: nothing
         page = _one(query, "page", "")
         first_s = _cursor(page) if page else start_s // width_s * width_s
-        last_s = min(first_s + limit * width_s, -(-end_s // width_s) * width_s)
+        last_s = _last_bucket_s(first_s, end_s, limit=limit, width_s=width_s)
         asked = queries.Asked(
             start_s=first_s,
             end_s=last_s,
@@ -104,7 +140,7 @@ class UsageReports:
             line_items=_many(query, "line_items"),
             batch=_flag(query, "batch"),
         )
-        return Span(asked=asked, next_s=last_s if last_s < end_s else None)
+        return Span(asked=asked, limit=limit, end_s=end_s)
 
     def _usage_result(self, one: queries.UsageResult) -> UsageResult:
         return UsageResult(
@@ -125,13 +161,13 @@ class UsageReports:
                 decode=one.decode,
                 cost=money_text(one.cost),
                 cost_nano=one.cost,
-                currency=self._currency,
+                currency=self.currency,
             ),
         )
 
     def _cost_result(self, one: queries.CostResult) -> CostResult:
         value = one.cost / _NANO_PER_UNIT
-        amount = Amount(value=value, currency=self._currency.lower(), nano=one.cost)
+        amount = Amount(value=value, currency=self.currency.lower(), nano=one.cost)
         return CostResult(
             amount=amount,
             quantity=one.tokens,
@@ -170,6 +206,11 @@ def _page(span: Span, results: Iterable[tuple[int, R]]) -> Page[R]:
     if span.next_s is not None:
         next_page = "page_" + base64.urlsafe_b64encode(str(span.next_s).encode()).decode().rstrip("=")
     return Page(data=data, has_more=next_page is not None, next_page=next_page)
+
+
+def _last_bucket_s(first_s: int, end_s: int, *, limit: int, width_s: int) -> int:
+    """Return where a page ends that starts at `first_s`: with the last whole bucket that the question touches."""
+    return min(first_s + limit * width_s, -(-end_s // width_s) * width_s)
 
 
 def _cursor(page: str) -> int:

@@ -4,13 +4,15 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.response import Stream
 
 from gateway.guard import Guard
+from gateway.parquet import MEDIA_TYPE, ParquetExports
 from gateway.schemas.organization import CostResult, Page, UsageResult
 from gateway.usage_reports import Query, UsageReports, as_csv
 
 
-def organization_routes(guard: Guard, reports: UsageReports) -> list[HTTPRouteHandler]:
+def organization_routes(guard: Guard, reports: UsageReports, exports: ParquetExports) -> list[HTTPRouteHandler]:
     """Return the handlers of an organisation's usage and costs. A key that is no admin's sees its own project."""
 
     @get(
@@ -19,11 +21,18 @@ def organization_routes(guard: Guard, reports: UsageReports) -> list[HTTPRouteHa
         operation_id="getOrganizationUsage",
         tags=["organization"],
     )
-    async def get_usage(request: Request[Any, Any, Any]) -> Response[Page[UsageResult]] | Response[str]:
-        """Return tokens and requests in buckets of 1m, 1h or 1d, in groups; as CSV when `accept` is text/csv."""
+    async def get_usage(request: Request[Any, Any, Any]) -> Response[Page[UsageResult]] | Response[str] | Stream:
+        """Return tokens and requests in buckets of 1m, 1h or 1d, in groups.
+
+        As CSV when `accept` is text/csv, as Parquet when it is application/vnd.apache.parquet.
+        """
         key = await guard.key_of(request)
         only = None if key.is_admin else key.project_id
-        return _answer(request, await reports.usage(key.organisation_id, _query(request), only_project=only))
+        org, query = key.organisation_id, _query(request)
+        if _accepts(request, MEDIA_TYPE):
+            file = await exports.usage(org, query, only_project=only)
+            return Stream(file, media_type=MEDIA_TYPE, headers=_named("usage"))
+        return _answer(request, await reports.usage(org, query, only_project=only))
 
     @get(
         "/v1/organization/costs",
@@ -31,11 +40,18 @@ def organization_routes(guard: Guard, reports: UsageReports) -> list[HTTPRouteHa
         operation_id="getOrganizationCosts",
         tags=["organization"],
     )
-    async def get_costs(request: Request[Any, Any, Any]) -> Response[Page[CostResult]] | Response[str]:
-        """Return money in buckets of a day, in groups of project and line item; as CSV when `accept` is text/csv."""
+    async def get_costs(request: Request[Any, Any, Any]) -> Response[Page[CostResult]] | Response[str] | Stream:
+        """Return money in buckets of a day, in groups of project and line item.
+
+        As CSV when `accept` is text/csv, as Parquet when it is application/vnd.apache.parquet.
+        """
         key = await guard.key_of(request)
         only = None if key.is_admin else key.project_id
-        return _answer(request, await reports.costs(key.organisation_id, _query(request), only_project=only))
+        org, query = key.organisation_id, _query(request)
+        if _accepts(request, MEDIA_TYPE):
+            file = await exports.costs(org, query, only_project=only)
+            return Stream(file, media_type=MEDIA_TYPE, headers=_named("costs"))
+        return _answer(request, await reports.costs(org, query, only_project=only))
 
     return [get_usage, get_costs]
 
@@ -45,6 +61,14 @@ def _query(request: Request[Any, Any, Any]) -> Query:
 
 
 def _answer(request: Request[Any, Any, Any], page: Page[Any]) -> Response[Any]:
-    if "text/csv" in request.headers.get("accept", ""):
+    if _accepts(request, "text/csv"):
         return Response(as_csv(page), media_type="text/csv")
     return Response(page)
+
+
+def _accepts(request: Request[Any, Any, Any], media_type: str) -> bool:
+    return media_type in request.headers.get("accept", "")
+
+
+def _named(what: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{what}.parquet"'}
