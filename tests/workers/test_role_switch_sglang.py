@@ -1,6 +1,8 @@
 """The real pair changes places and back: equal text each time, the times printed."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -15,7 +17,7 @@ from contracts.prefix import HASH_FORMAT, prompt_blocks, scope, unpack_blocks
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_TO_PB, Registration, pack_ids
 from tests.engines import BOOT_S, Engines, EngineWorker
-from tests.workers.engine_client import LEADER_EPOCH
+from tests.workers.engine_client import LEADER_EPOCH, client_of
 from tests.workers.peers import Gateway, Leader, new_attempt, pair_submits, submit_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(840)]
@@ -45,14 +47,16 @@ class Side:
 
 
 async def reference(engines: Engines) -> list[str]:
-    texts = []
+    texts, name = [], str(new_attempt().rid)  # a gateway that was here before would have to go on with its numbers
     async with asyncio.TaskGroup() as tasks:
-        leader, gateway = Leader(engines.unified.address, epoch=EPOCH), Gateway(engines.unified.address)
+        leader = Leader(engines.unified.address, epoch=EPOCH)
+        gateway = Gateway(engines.unified.address, gateway_id=name)
         await leader.open(tasks)
         await gateway.attach(tasks, epoch=engines.unified.epoch)
         for prompt in engines.prompts:
             attempt = new_attempt()
-            await leader.send(submit=submit_of(engines.unified, prompt, attempt=attempt, epoch=EPOCH, **GREEDY))
+            submit = submit_of(engines.unified, prompt, attempt=attempt, epoch=EPOCH, gateway_id=name, **GREEDY)
+            await leader.send(submit=submit)
             texts.append((await gateway.answer(attempt)).text)
         await gateway.detach()
         await leader.close()
@@ -183,6 +187,44 @@ async def test_a_worker_of_the_real_pair_starts_again_as_unified_and_comes_back(
             await side.leader.close()
 
 
+async def test_a_role_changes_once_the_peer_of_an_aborted_hand_off_has_let_go_of_it(engines):
+    """SGLang keeps what an aborted hand-off was to fill until its peer says that it writes there no more."""
+    prompts = [[100 + number + 7 * i % 1000 for i in range(1500)] for number in range(4)]
+    async with client_of(engines) as client:
+        leader, gateway = client.leaders["decode"], client.gateways["decode"]
+        attempts = [await client.submit_pair(prompt, **GREEDY) for prompt in prompts]
+        await leader.next_of("status", lambda status: status.num_decode_transfer >= 2)
+        os.killpg(engines.prefill.process.pid, signal.SIGSTOP)
+        try:
+            for attempt in attempts:
+                await gateway.abort(attempt)
+            reasons = {(await gateway.answer(attempt, Phase.DECODE, within_s=30)).reason for attempt in attempts}
+            seen = len(leader.of("status"))
+            await leader.send(set_role=pb.SetRole(role=pb.ROLE_PREFILL, leader_epoch=EPOCH))
+            drains = {pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_SWITCHING}
+            await leader.until(lambda: sum(s.state in drains for s in leader.of("status")[seen:]) >= 10)
+            early = leader.of("role_result")
+        finally:
+            os.killpg(engines.prefill.process.pid, signal.SIGCONT)
+        assert early == []
+        assert FinishReason.ABORTED in reasons
+        there = await leader.next_of("role_result", lambda _: True)
+        await leader.send(set_role=pb.SetRole(role=pb.ROLE_DECODE, leader_epoch=EPOCH))
+        back = await leader.next_of("role_result", lambda result: result.role == pb.ROLE_DECODE)
+        log.info("waited_for_its_peer", drain_ms=round(there.drain_ms), switch_ms=round(there.switch_ms))
+        assert (there.ok, there.message, back.ok) == (True, "", True)
+        engines.decode.epoch = back.worker_epoch
+        for attempt in attempts:
+            await client.gateways["prefill"].abort(attempt)
+            await client.gateways["prefill"].answer(attempt, Phase.PREFILL, within_s=60)
+    async with client_of(engines) as client:
+        for role in ("prefill", "decode"):
+            await client.idle(role)
+        alone = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
+        pair = [await client.pair(prompt, **GREEDY) for prompt in engines.prompts]
+    assert [decode.text for _, decode in pair] == [answer.text for answer in alone]
+
+
 async def test_the_real_engine_tells_the_blocks_that_a_gateway_computes(engines):
     """The worker makes the chain from SGLang's own events; the same prompt and salt give the same names here."""
     prompt = engines.prompts[4] * 3
@@ -192,11 +234,13 @@ async def test_the_real_engine_tells_the_blocks_that_a_gateway_computes(engines)
     assert len(wanted) >= 2
     assert engines.unified.registration.hash_format == HASH_FORMAT
     async with asyncio.TaskGroup() as tasks:
-        leader, gateway = Leader(engines.unified.address, epoch=EPOCH), Gateway(engines.unified.address)
+        leader = Leader(engines.unified.address, epoch=EPOCH)
+        gateway = Gateway(engines.unified.address, gateway_id="blocks")
         await leader.open(tasks)
         await gateway.attach(tasks, epoch=engines.unified.epoch)
         attempt = new_attempt()
-        submit = submit_of(engines.unified, prompt, attempt=attempt, epoch=EPOCH, cache_salt="tenant-a", **GREEDY)
+        fields = {"attempt": attempt, "epoch": EPOCH, "gateway_id": "blocks", "cache_salt": "tenant-a", **GREEDY}
+        submit = submit_of(engines.unified, prompt, **fields)
         await leader.send(submit=submit)
         await gateway.answer(attempt)
         await leader.next_of("kv_events", lambda _: set(wanted) <= held(leader))
