@@ -100,6 +100,14 @@ chaos: $(VENV)/.chaos ## Do every kind of fault under load and check every byte 
 soak: $(VENV)/.dev ## Run at 70 % load and judge memory, files, keys and connections flat (ARGS="--minutes 120")
 	@$(BIN)/python -m benches.soak $(ARGS)
 
+$(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.dev
+	@$(PIP) --no-deps -r requirements/fuzz.txt
+	@touch $@
+
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz ## Fuzz what strangers' bytes reach first, by coverage (ARGS="chat --seconds 600")
+	@$(BIN)/python -m benches.fuzz $(ARGS)
+
 .PHONY: proto
 proto: $(VENV)/.dev ## Rebuild the protobuf code
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. contracts/v1/*.proto
@@ -119,6 +127,7 @@ lock: $(VENV)/.base ## Pin the newest allowed versions in requirements/
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group dev --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q -U --group browser --universal --python-version 3.11 --no-emit-index-url -o requirements/browser.txt
 	@$(BIN)/uv pip compile -q -U --group chaos --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/chaos.txt
+	@$(BIN)/uv pip compile -q -U --group fuzz --no-deps --universal --python-version 3.11 --no-emit-index-url -o requirements/fuzz.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group kubernetes --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/kubernetes.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group service --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/service.txt
 	@$(BIN)/uv pip compile -q -U pyproject.toml --group ray --universal --python-version 3.11 --prerelease if-necessary-or-explicit --no-emit-index-url -o requirements/ray.txt

@@ -242,7 +242,7 @@ class Control:
     def _submit(self, submit: pb.Submit, stream: _Stream) -> None:
         try:
             self._check_fences(submit)
-            final = self._assignments.submit(_job_of(submit))
+            final = self._assignments.submit(job_of(submit))
         except Refusal as refusal:
             log.info("submit_rejected", code=refusal.code, message=refusal.message)
             rejected = pb.Rejected(id=submit.id, phase=submit.phase, code=refusal.code, message=refusal.message)
@@ -269,7 +269,7 @@ class Control:
     def _probe(self, submit: pb.Submit, stream: _Stream) -> None:
         try:
             self._check_fences(submit)
-            job = _job_of(submit)
+            job = job_of(submit)
             self._assignments.check_phase(job)
             self._probes.start(job)
         except Refusal as refusal:
@@ -324,7 +324,7 @@ class Control:
             self._sleep.ask(on=sleep.on)
 
 
-def _job_of(submit: pb.Submit) -> Job:
+def job_of(submit: pb.Submit) -> Job:
     """Return the job in a submit, or raise Refusal when it makes no sense."""
     phase = PHASE_FROM_PB.get(submit.phase)
     if phase is None:

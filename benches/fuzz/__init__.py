@@ -1,0 +1,1 @@
+"""Fuzzing of what strangers' bytes reach first: `make fuzz`."""
