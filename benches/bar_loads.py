@@ -118,7 +118,7 @@ ROWS = (
     Row(name="halves", load=_halves),
     Row(name="regimes-600", load=_alternating(600.0, 1200.0), regimes=True),
     Row(name="regimes-300", load=_alternating(300.0, 1200.0), regimes=True),
-    Row(name="regimes-60-direct", load=_alternating(60.0, 600.0)),
+    Row(name="regimes-60-direct", load=_alternating(60.0, 1800.0)),
     Row(name="regimes-60-store", load=_alternating(60.0, 600.0), hand_off=HandOff.STORE),
     Row(name="batch", load=_beside_batch, rivals=False),
     Row(name="tenants", load=_two_tenants, rivals=False),
