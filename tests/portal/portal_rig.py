@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import httpx
+from argon2 import PasswordHasher
 
 from gateway.portal.people import Person, add_member, add_person
 from gateway.portal.roles import Role
@@ -58,6 +59,8 @@ class PortalRig:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.portal = rig.gateway.portal
+        # As slow as it may be where people sign in; here hundreds do, and what a hash costs is not what is tested.
+        self.portal.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
         self.url = str(rig.client.base_url)
         self._browsers: list[Browser] = []
 
