@@ -9,12 +9,14 @@ import uuid
 from asyncio import TaskGroup
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import httpx
 import structlog
 import uvloop
+from redis.asyncio import Redis
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -34,6 +36,7 @@ from billing.streams import GroupReader
 from billing.sweeper import Sweeper
 from billing.webhooks import Webhooks
 from contracts import keys
+from contracts.additions import read_added
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.credentials import certificates_of
 from contracts.environment import SettingsError, from_env, metrics_address
@@ -48,6 +51,7 @@ log: Final = structlog.get_logger()
 
 _METERS: Final = 3
 _RESTART_S: Final = 1.0
+_LOOK_S: Final = 5.0
 
 
 class Stopped(Exception):
@@ -103,9 +107,11 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
                     linger_s=settings.linger_s,
                 )
                 tasks.create_task(keep(Job("usage", _RESTART_S, usage.run)))
+            finals = reader(attempt_streams(catalog.pools), name)
+            tasks.create_task(keep(Job("models", _LOOK_S, partial(_follow_added, redis, finals), longest_s=_LOOK_S)))
             attempts = Delivery(
                 "attempts",
-                reader(attempt_streams(catalog.pools), name),
+                finals,
                 AttemptSink(engine, partitions),
                 count_attempts,
                 batch_size=settings.batch_size,
@@ -123,6 +129,11 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
     finally:
         await redis.aclose()
         await engine.dispose()
+
+
+async def _follow_added(redis: Redis, finals: GroupReader) -> None:
+    """Read what workers of models count that were added beside the catalogue's file."""
+    await finals.follow(attempt_streams([one.pool for one in await read_added(redis) or ()]))
 
 
 @asynccontextmanager

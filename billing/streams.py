@@ -55,6 +55,14 @@ class GroupReader:
         self._next: dict[Any, Any] = dict.fromkeys(streams, ">")
         self._apart = False
 
+    async def follow(self, streams: Mapping[str, str]) -> None:
+        """Read these too from now on. Raises redis.exceptions.RedisError."""
+        if streams.keys() <= self._dead.keys():
+            return
+        self._dead = {**self._dead, **streams}  # another one: a read that is under way goes on with the old
+        await self.create_groups()
+        self._next = dict.fromkeys(self._dead, ">")
+
     async def create_groups(self) -> None:
         """Make the group on every stream, from its first entry on; harmless when it is there."""
         pipe = self._redis.pipeline(transaction=False)

@@ -207,6 +207,9 @@ def notices(gateway_id: str) -> str:
 CHANGES = "pdgate:changes"
 """Stream of changes of keys and holds (wire.Change, msgpack), read by every gateway."""
 
+ADDED_MODELS = "pdgate:models"
+"""The models beside the catalogue's file (contracts.additions, msgpack), written by every gateway."""
+
 GATEWAYS = "pdgate:gateways"
 """Sorted set of gateway ids by lease expiry in Unix ms."""
 

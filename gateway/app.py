@@ -16,6 +16,7 @@ from litestar.types import ASGIApp
 from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from contracts.additions import live
 from contracts.catalog import Catalog
 from contracts.credentials import credentials_of
 from contracts.environment import asyncpg_url
@@ -50,6 +51,7 @@ from gateway.live_answers import LiveAnswers
 from gateway.lookup import Lookup
 from gateway.messages import Messages
 from gateway.methods import answer_head
+from gateway.model_book import Additions, ModelBook
 from gateway.model_views import ModelViews
 from gateway.models import Models
 from gateway.names import NameBook
@@ -131,6 +133,7 @@ class Gateway:
     def __init__(self, settings: Settings, catalog: Catalog, telemetry: Telemetry, *, gateway_id: str) -> None:
         self.settings = settings
         self.gateway_id = gateway_id
+        catalog, live_models = live(catalog)
         self.catalog = catalog
         self.redis = _redis(settings.redis_url)
         # What happens per request goes over connections that pipeline; what is rare goes over redis-py.
@@ -232,6 +235,7 @@ class Gateway:
         self.answers = Answers(telemetry.instruments)
         self.live_answers = LiveAnswers(self.requests)
         self.portal = Portal(settings, self.engine, self.redis)
+        self.additions = Additions(ModelBook(self.engine), self.redis, live_models)
         self.admin = AdminApi(
             settings,
             self.engine,
@@ -240,6 +244,7 @@ class Gateway:
             portal=self.portal,
             models=self.models,
             fleet=self.fleet,
+            additions=self.additions,
         )
         self._changed = RespConnection(settings.redis_url, timeout_s=2 * _REDIS_TIMEOUT_S)
         self._watcher = Watcher(
@@ -251,6 +256,7 @@ class Gateway:
             table=self.table,
             names=self.models.names,
             name_book=NameBook(self.engine),
+            additions=self.additions,
         )
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
@@ -278,6 +284,7 @@ class Gateway:
             "changes": self._watcher.run,
             "holds": self._watcher.reload,
             "names": self._watcher.reload_names,
+            "additions": self.additions.run,
             "inbox": self.inbox.run,
             "settlement": self.settlement.run,
             "purse": self.purse.run,

@@ -31,6 +31,7 @@ from contracts.wire import FIELD, Change, decode_change, encode
 from gateway.audit import record
 from gateway.auth import DATABASE_ERRORS, Authenticator
 from gateway.holds import Hold, Holds, Suspended
+from gateway.model_book import Additions
 from gateway.names import NameBook, Names
 from gateway.table import LiveTable
 from gateway.tables import change, hold
@@ -129,8 +130,10 @@ class Watcher:
         table: LiveTable,
         names: Names,
         name_book: NameBook,
+        additions: Additions,
     ) -> None:
         """`connection` is this reader's own, since the read blocks it."""
+        self._additions = additions
         self._names = names
         self._name_book = name_book
         self._renamed = asyncio.Event()
@@ -201,6 +204,8 @@ class Watcher:
                 self._end({"key": what.id}, InvalidApiKey("This API key was revoked."), "key_revoked")
         elif what.kind == "name":
             self._renamed.set()
+        elif what.kind == "catalogue":
+            self._additions.look_again()
         elif what.kind == "budget":
             self._auth.forget_organisation(what.id)
         elif what.state:

@@ -12,6 +12,7 @@ import structlog
 
 from contracts.catalog import Catalog, Model, Route
 from contracts.errors import ModelNotFound, NoCapacity, ServingError
+from contracts.rating import Price
 from gateway.fleet import Fleet
 from gateway.names import Name, Names, notices
 from gateway.prices import Prices
@@ -36,14 +37,14 @@ class Servable(msgspec.Struct, frozen=True):
 
 
 class Models:
-    """The catalogue with the state of each model's parts. `run` until every tokenizer is loaded."""
+    """The catalogue with the state of each model's parts. `run` until cancelled."""
 
     def __init__(
         self, catalog: Catalog, models_dir: Path, *, prices: Prices, fleet: Fleet, workshop: PromptWorkshop
     ) -> None:
         self.catalog = catalog
         self.names = Names()
-        self._models_dir = models_dir
+        self.models_dir = models_dir
         self._prices = prices
         self._fleet = fleet
         self._workshop = workshop
@@ -170,16 +171,23 @@ class Models:
             lacking.append(path)  # a pool that sleeps is ready: the first request wakes it
         return lacking
 
+    @property
+    def list_prices(self) -> Mapping[str, Price]:
+        """Return the list prices that are known, by model."""
+        return self._prices.list_prices
+
     def simulated(self, public: str) -> bool:
         """Return whether a timed engine makes the model's text."""
         return self._fleet.simulated(self.catalog.pool_of(public))
 
     async def run(self) -> None:
-        """Load each tokenizer when its folder appears; return when all are loaded."""
-        wanted = {model.tokenizer for model in self.catalog.models.values()}
-        while wanted - self._prompts.keys():
+        """Load each tokenizer when its folder appears, and let go of those that no model needs any more."""
+        while True:
+            wanted = {model.tokenizer for model in self.catalog.models.values()}
+            for name in self._prompts.keys() - wanted:
+                del self._prompts[name]
             for name in sorted(wanted - self._prompts.keys()):
-                folder = self._models_dir / name  # an absolute name stays as it is
+                folder = self.models_dir / name  # an absolute name stays as it is
                 if (folder / "tokenizer.json").is_file():
                     await self._load(name, folder)
             await asyncio.sleep(_LOOK_S)

@@ -85,6 +85,15 @@ model_name = sa.Table(
     sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
 )
 
+model = sa.Table(  # beside the catalogue's file
+    "model",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),  # public
+    sa.Column("definition", JSONB, nullable=False),  # contracts.additions.AddedModel
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("added_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+)
+
 change = sa.Table(
     "change",
     METADATA,

@@ -27,6 +27,7 @@ from pdgate.invoice_commands import invoices_app
 from pdgate.key_commands import keys
 from pdgate.layout import catalog_file, layout_of
 from pdgate.libibverbs import ensure_libibverbs
+from pdgate.model_commands import add_model, remove_model
 from pdgate.models import ensure_model
 from pdgate.name_commands import list_names, put_name, remove_name
 from pdgate.plan.command import plan
@@ -41,7 +42,7 @@ from pdgate.serving_commands import models
 from pdgate.sharing_commands import sharing
 from pdgate.simulate import simulate
 from pdgate.stack import EXIT_CANNOT_START, run_stack
-from pdgate.tenant_commands import orgs
+from pdgate.tenant_commands import orgs, suspend_model
 from pdgate.top import top
 from pdgate.usage import usage_app
 from pdgate.why import why
@@ -54,6 +55,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 engine = typer.Typer(help="The real engine's environment (SGLang, torch; about 3 GB).", no_args_is_help=True)
+models.command("add")(add_model)
+models.command("remove")(remove_model)
+models.command("pause")(suspend_model)
 models.command("names")(list_names)
 models.command("alias")(put_name)
 models.command("unalias")(remove_name)

@@ -49,6 +49,11 @@ def portal_url() -> str:
     return _found("PDGATE_PORTAL_URL")
 
 
+def admin_key() -> str:
+    """Return the operators' key for the admin API. Raises CannotStart when there is none."""
+    return _found("PDGATE_ADMIN_KEY")
+
+
 def admin_token() -> str:
     """Return the token of billing's Admin service. Raises CannotStart when there is none."""
     return _found(ADMIN_TOKEN)

@@ -8,11 +8,10 @@ import msgspec
 import typer
 
 from billing.dead_letters import DeadLetter, DeadLetters
-from contracts.catalog import read_catalog
 from pdgate.connection import open_redis
-from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show, show_json
 from pdgate.preflight import CannotStart
+from pdgate.serving_commands import all_models
 
 dead_letters = typer.Typer(help="Entries that billing could not write.", no_args_is_help=True)
 
@@ -105,6 +104,6 @@ def redrive(
 def _with(work: Callable[[DeadLetters], Awaitable[T]]) -> T:
     async def run() -> T:
         async with open_redis() as redis:
-            return await work(DeadLetters(redis, read_catalog(catalog_file()).pools))
+            return await work(DeadLetters(redis, (await all_models(redis, None)).pools))
 
     return asyncio.run(run())

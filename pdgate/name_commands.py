@@ -2,21 +2,20 @@
 
 import asyncio
 import datetime as dt
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from contracts.catalog import Catalog
 from contracts.errors import BadRequest
 from contracts.wire import Change
 from gateway.changes import announce
 from gateway.names import Name, NameBook, Target, checked
 from pdgate.connection import open_database, open_redis
-from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart
-from pdgate.serving_commands import CatalogFile, read_models
+from pdgate.serving_commands import CatalogFile, all_models
 from pdgate.tenant_commands import operator, when
 
 
@@ -50,7 +49,6 @@ def put_name(
     as_json: AsJson = False,
 ) -> None:
     """Make an alias, share a name between models by weight (a canary), or set the dates of its end."""
-    catalog = read_models(file or catalog_file())
     wanted = Name(
         name=name,
         targets=tuple(_target(text) for text in targets or ()),
@@ -59,7 +57,7 @@ def put_name(
         replacement=replacement,
         actor=operator(),
     )
-    show([asyncio.run(_put(wanted, catalog))], as_json=as_json)
+    show([asyncio.run(_put(wanted, file))], as_json=as_json)
 
 
 def remove_name(name: Annotated[str, typer.Argument()]) -> None:
@@ -75,12 +73,12 @@ def remove_name(name: Annotated[str, typer.Argument()]) -> None:
         raise CannotStart(f"nothing was said of {name!r}: see `pdgate models names`")
 
 
-async def _put(wanted: Name, catalog: Catalog) -> NameRow:
-    try:
-        kept = checked(wanted, catalog)
-    except BadRequest as error:
-        raise CannotStart(error.message) from None
+async def _put(wanted: Name, file: Path | None) -> NameRow:
     async with open_database() as database, open_redis() as redis:
+        try:
+            kept = checked(wanted, await all_models(redis, file))
+        except BadRequest as error:
+            raise CannotStart(error.message) from None
         await NameBook(database).put(kept)
         await announce(redis, Change(kind="name", id=kept.name, state=""))
     return _row(kept)

@@ -13,6 +13,8 @@ from typing import IO, Final
 
 import psutil
 
+from contracts.memory import free_memory_bytes
+
 GB: Final = 1_000_000_000
 ENGINE_MEMORY_BYTES: Final = 8 * GB
 ENGINE_DISK_BYTES: Final = 6 * GB  # 2.9 GB installed, the downloads beside it, the model, some air
@@ -58,17 +60,6 @@ def check_disk(folder: Path, need_bytes: int, purpose: str) -> None:
             f"{purpose} needs {need_bytes / GB:.1f} GB free in {existing}, which has {free / GB:.1f} GB:"
             " free some, or choose another place with --data and PDGATE_ENGINE_DIR"
         )
-
-
-def free_memory_bytes() -> int:
-    """Return the memory this process may still take: the machine's, or its control group's if that is less."""
-    free: int = psutil.virtual_memory().available
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)
 
 
 def real_engine_obstacle() -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from contracts.additions import AddedModel
 from contracts.catalog import Catalog, Model
 from contracts.lifecycle import HandOff, Role, StoreKind
 from contracts.scaling import Scaling
@@ -197,15 +198,26 @@ class Roster:
             shared = {**extra_env, **self._shared(pool, model, model_folders)}
             for role, number in self._options.workers:
                 name = f"{role}-{number}" if len(catalog.pools) == 1 else f"{pool}-{role}-{number}"
-                settings = {
-                    "WORKER_ID": name,
-                    "WORKER_ROLE": role.value,
-                    "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
-                    "WORKER_METRICS_LISTEN": self._scraping.listen(name, "pdgate-worker"),
-                }
-                env = {**self._inherited, **shared, **settings}
-                specs.append(ChildSpec(name=name, argv=self._worker_argv, env=env, stage=STAGE_BEHIND))
+                specs.append(self._worker(name, role, shared))
         return specs
+
+    def added_workers(self, added: AddedModel, extra_env: Mapping[str, str]) -> Sequence[ChildSpec]:
+        """Return the workers of a model that was added beside the catalogue's file. `extra_env` as of `workers`."""
+        folders = {added.model.tokenizer: Path(added.folder)}
+        shared = {**extra_env, **self._shared(added.pool, added.model, folders)}
+        if added.profile:
+            shared["WORKER_PROFILE"] = added.profile
+        return [self._worker(name, role, shared) for name, role in added.workers.items()]
+
+    def _worker(self, name: str, role: Role, shared: Mapping[str, str]) -> ChildSpec:
+        settings = {
+            "WORKER_ID": name,
+            "WORKER_ROLE": role.value,
+            "WORKER_JOURNAL_DIR": str(self._layout.journal(name)),
+            "WORKER_METRICS_LISTEN": self._scraping.listen(name, "pdgate-worker"),
+        }
+        env = {**self._inherited, **shared, **settings}
+        return ChildSpec(name=name, argv=self._worker_argv, env=env, stage=STAGE_BEHIND)
 
     def launches(
         self, catalog: Catalog, model_folders: Mapping[str, Path], extra_env: Mapping[str, str]

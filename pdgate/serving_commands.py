@@ -1,13 +1,18 @@
 """`pdgate models`."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from contracts.additions import AddedModel, live, read_added
 from contracts.catalog import Catalog, read_catalog
-from pdgate.connection import data_folder
+from pdgate.connection import data_folder, open_redis
 from pdgate.layout import catalog_file, layout_of
 from pdgate.models import model_ready
 from pdgate.output import AsJson, show
@@ -33,12 +38,15 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     prefill_cached: str
     decode: str
     tiers: tuple[str, ...]
+    source: str  # file, or added while the stack ran
 
 
 @models.command("list")
 def list_models(file: CatalogFile = None, as_json: AsJson = False) -> None:
-    """List the models of the catalogue with their prices."""
-    catalog = read_models(file or catalog_file())
+    """List the models with their prices: the catalogue's file, and what was added to a stack that runs here."""
+    catalog, added = live(read_models(file or catalog_file()))
+    if file is None:
+        added.take(asyncio.run(_added()))
     rows = [
         ModelRow(
             model=name,
@@ -56,6 +64,7 @@ def list_models(file: CatalogFile = None, as_json: AsJson = False) -> None:
                 f"{tier}: TTFT {target.ttft_ms:g} ms, TPOT {target.tpot_ms:g} ms"
                 for tier, target in model.tiers.items()
             ),
+            source="file" if added.from_file(name) else "added",
         )
         for name, model in catalog.models.items()
     ]
@@ -72,6 +81,22 @@ def check_models(file: CatalogFile = None) -> None:
     for name, model in catalog.models.items():
         there = model_ready(layout.models / model.tokenizer)
         typer.echo(f"  {name}: " + ("prepared" if there else "`pdgate up` will prepare it, or put its folder there"))
+
+
+async def all_models(redis: Redis, file: Path | None) -> Catalog:
+    """Return the catalogue with the models that were added to it. Raises CannotStart, CatalogError, RedisError."""
+    catalog, models = live(read_models(file or catalog_file()))
+    models.take(await read_added(redis) or ())
+    return catalog
+
+
+async def _added() -> Sequence[AddedModel]:
+    """Return what was added to the stack that runs here; nothing where none does."""
+    try:
+        async with open_redis() as redis:
+            return await read_added(redis) or ()
+    except (CannotStart, RedisError, OSError, TimeoutError):
+        return ()
 
 
 def read_models(file: Path) -> Catalog:

@@ -27,6 +27,7 @@ from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.demo import DEMO_WEEK_ORG
 from migrations.upgrade import upgrade
 from pdgate import preflight
+from pdgate.added_workers import AddedWorkers
 from pdgate.children import Children, Reaper
 from pdgate.commands import Commands
 from pdgate.demo_week import new_state, read_state, write_state
@@ -224,7 +225,17 @@ class _Stack:
         )
         for line in lines:
             self._screen.say(line)
-        await self._play_demo_week(commands)
+        added = AddedWorkers(
+            roster,
+            supervisor,
+            servers.redis_url,
+            extra_env,
+            found=lambda: scraping.write(rules),
+            say=self._screen.say,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(added.run())
+            await self._play_demo_week(commands)
 
     async def _play_demo_week(self, commands: Commands) -> None:
         """Play the week that new data begin with, or the rest of one that was broken off. Failing, it is left out."""

@@ -41,11 +41,18 @@ class Supervisor:
         self._running: dict[str, tuple[ChildSpec, asyncio.subprocess.Process]] = {}
         self._gone: dict[str, asyncio.Event] = {}
         self._stopping = asyncio.Event()
+        self._dropped: set[str] = set()
 
     def keep(self, spec: ChildSpec) -> None:
         """Start a process and keep it running."""
+        self._dropped.discard(spec.name)
         self._gone[spec.name] = asyncio.Event()
         self._tasks.create_task(self._keep(spec), name=spec.name)
+
+    def drop(self, name: str) -> None:
+        """Stop a process and start it no more; one that does not heed SIGTERM is killed with the stack."""
+        self._dropped.add(name)
+        self._signal(name, signal.SIGTERM)
 
     def pid(self, name: str) -> int | None:
         """Return the process id of a child, None while it is down."""
@@ -56,10 +63,10 @@ class Supervisor:
         pause_s = _PAUSE_FIRST_S
         log = self._children.logs / f"{spec.name}.log"
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and spec.name not in self._dropped:
                 started = time.monotonic()
                 how = await self._run(spec)
-                if self._stopping.is_set():
+                if self._stopping.is_set() or spec.name in self._dropped:
                     return
                 if time.monotonic() - started > _STEADY_AFTER_S:
                     pause_s = _PAUSE_FIRST_S
@@ -81,7 +88,7 @@ class Supervisor:
         except OSError as error:
             return f"could not start: {error}"
         self._running[spec.name] = (spec, process)
-        if self._stopping.is_set():  # asked for while it was being started
+        if self._stopping.is_set() or spec.name in self._dropped:  # asked for while it was being started
             self._signal(spec.name, signal.SIGKILL)
         code = await self._children.finish(process)
         del self._running[spec.name]

@@ -9,7 +9,6 @@ import msgspec
 import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from contracts.catalog import read_catalog
 from gateway.bounds import Bounds
 from gateway.changes import Announcer, HoldBook
 from gateway.holds import READ_ONLY, SUSPENDED, Hold
@@ -17,10 +16,9 @@ from gateway.limits import Limits
 from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
 from gateway.tenants import NoSuchTenant, Organisation, Tenants
 from pdgate.connection import open_database, open_redis
-from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart
-from pdgate.serving_commands import models
+from pdgate.serving_commands import all_models, models
 
 orgs = typer.Typer(help="Organisations: the tenants that pay.", no_args_is_help=True)
 
@@ -189,10 +187,11 @@ def suspend_model(
     as_json: AsJson = False,
 ) -> None:
     """Refuse every request for a model, on every gateway within the second. Reversible."""
-    if model not in read_catalog(catalog_file()).models:
-        raise CannotStart(f"there is no model {model!r}: see `pdgate models list`")
 
     async def run() -> HoldRow:
+        async with open_redis() as redis:
+            if model not in (await all_models(redis, None)).models:
+                raise CannotStart(f"there is no model {model!r}: see `pdgate models list`")
         async with open_database() as database:
             hold = Hold(kind="model", id=model, mode=SUSPENDED, drain=drain, reason=reason, actor=operator())
             return await _put(database, hold, org=None)

@@ -14,11 +14,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from contracts.catalog import read_catalog
 from contracts.series import PERIOD_S, Point, read_series
 from pdgate.connection import open_redis
-from pdgate.layout import catalog_file
 from pdgate.output import AsJson, data_console, show_json
+from pdgate.serving_commands import all_models
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHOWN: Final = 60
@@ -44,15 +43,15 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Watch the pools: attainment, blame, queues, split and flips. Ctrl-C ends it."""
-    pools = [pool] if pool else list(read_catalog(file or catalog_file()).pools)
     try:
-        asyncio.run(_watch(pools, once=once, as_json=as_json))
+        asyncio.run(_watch(pool, file, once=once, as_json=as_json))
     except KeyboardInterrupt:
         return
 
 
-async def _watch(pools: Sequence[str], *, once: bool, as_json: bool) -> None:
+async def _watch(pool: str | None, file: Path | None, *, once: bool, as_json: bool) -> None:
     async with open_redis() as redis:
+        pools = [pool] if pool else list((await all_models(redis, file)).pools)
         series = {name: await read_series(redis, name, count=_SHOWN) for name in pools}
         if as_json:
             show_json([summary(name, points) for name, points in series.items()])

@@ -15,10 +15,9 @@ from contracts.lifecycle import Role
 from contracts.orders import MAX_ORDERS, Answer, Order, answer, orders
 from contracts.wire import FIELD, Registration, encode
 from pdgate.connection import open_redis
-from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart
-from pdgate.serving_commands import CatalogFile, read_models
+from pdgate.serving_commands import CatalogFile, all_models
 from scheduler.policy.pairing import mismatch
 from scheduler.worker import compatibility_of
 
@@ -54,8 +53,8 @@ def list_workers(context: typer.Context, file: CatalogFile = None, as_json: AsJs
         return
 
     async def run() -> list[WorkerRow]:
-        catalog = read_models(file or catalog_file())
         async with open_redis() as redis:
+            catalog = await all_models(redis, file)
             alive = [await alive_workers(redis, pool) for pool in catalog.pools]
         return [_row(worker, pool, catalog.revision) for pool in alive for worker in pool]
 
@@ -113,8 +112,8 @@ async def order_role(redis: Redis, pool: str, worker_id: str, role: Role) -> Ans
 
 
 async def _order(worker_id: str, what: Literal["role", "drain", "undrain"], role: Role | None, file: Any) -> Answer:
-    catalog = read_models(file or catalog_file())
     async with open_redis() as redis:
+        catalog = await all_models(redis, file)
         for pool in catalog.pools:
             if any(w.worker_id == worker_id for w in await alive_workers(redis, pool)):
                 return await _sent(redis, pool, _order_of(worker_id, what, role))

@@ -1,4 +1,4 @@
-"""The scheduler process: one PoolScheduler per pool of the catalogue."""
+"""The scheduler process: one PoolScheduler per pool."""
 
 import asyncio
 import os
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import structlog
 import uvloop
+from redis.exceptions import RedisError
 
+from contracts.additions import live, read_added
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import from_env, metrics_address
 from contracts.resp import redis_client
@@ -18,6 +20,7 @@ from observability.tracing import Tracer
 from scheduler.fleet.choice import FleetSettingsError, fleet_of
 from scheduler.gauges import Gauges
 from scheduler.pool import PoolScheduler
+from scheduler.pools import Pools
 from scheduler.profile import PoolProfile
 from scheduler.settings import Settings
 
@@ -35,14 +38,19 @@ def _served(settings: Settings, catalog: Catalog) -> Sequence[str]:
 async def serve(settings: Settings) -> None:
     """Schedule every pool until SIGTERM or SIGINT."""
     host, port = metrics_address("SCHEDULER_METRICS_LISTEN", settings.metrics_listen)
-    catalog = read_catalog(settings.catalog)
+    catalog, models = live(read_catalog(settings.catalog))
+    redis = redis_client(settings.redis_url)
+    try:
+        models.take(await read_added(redis) or ())
+    except (RedisError, OSError, TimeoutError) as error:
+        log.warning("models_not_read", error=str(error))
     served = _served(settings, catalog)
     telemetry = Telemetry()
     tracer = Tracer("scheduler", settings.id, endpoint=settings.otlp_endpoint)
-    redis = redis_client(settings.redis_url)
     fleet = fleet_of(settings.fleet, settings.fleet_address)
-    pools = [
-        PoolScheduler(
+
+    def make(pool: str) -> PoolScheduler:
+        return PoolScheduler(
             redis,
             pool,
             settings=settings,
@@ -51,8 +59,8 @@ async def serve(settings: Settings) -> None:
             profile=PoolProfile.of(catalog, pool),
             fleet=fleet,
         )
-        for pool in served
-    ]
+
+    pools = Pools(redis, catalog, models, only=settings.pools, make=make)
     Gauges(pools).register(telemetry.instruments)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,8 +68,7 @@ async def serve(settings: Settings) -> None:
     with telemetry.serve(host, port):
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(pool.run(), name=pool.pool) for pool in pools]
-                running.append(tasks.create_task(watch_loop_lag(telemetry.instruments)))
+                running = [tasks.create_task(pools.run()), tasks.create_task(watch_loop_lag(telemetry.instruments))]
                 log.info("scheduler_started", scheduler_id=settings.id, pools=served)
                 await stop.wait()
                 for task in running:

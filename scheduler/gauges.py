@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from contracts.lifecycle import Role
 from observability.metrics import Instruments
@@ -13,9 +13,9 @@ Observations = Iterable[tuple[float, dict[str, str]]]
 
 
 class Gauges:
-    """Reads the pools of one process."""
+    """Reads the pools of one process, whichever there are when it is asked."""
 
-    def __init__(self, pools: Sequence[PoolScheduler]) -> None:
+    def __init__(self, pools: Iterable[PoolScheduler]) -> None:
         self._pools = pools
 
     def register(self, instruments: Instruments) -> None:

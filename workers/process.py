@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,8 +14,10 @@ from typing import Any, TypeVar, cast
 import msgspec
 import structlog
 import uvloop
+from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
+from contracts.additions import AddedModel, live, read_added
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env, metrics_address
@@ -167,6 +169,34 @@ def sglang_options_of(settings: Settings, catalog: Catalog, *, revision: str = "
         further=further,
         variables=variables,
     )
+
+
+def catalog_of(settings: Settings) -> Catalog:
+    """Return the catalogue's file, and with it the models that were added, where the pool is one of theirs.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    try:
+        catalog = read_catalog(Path(settings.catalog))
+    except CatalogError as error:
+        raise SettingsError(f"WORKER_CATALOG: {error}") from None
+    if settings.pool in catalog.pools:
+        return catalog
+    catalog, models = live(catalog)
+    models.take(asyncio.run(_added(settings)))
+    return catalog
+
+
+async def _added(settings: Settings) -> Sequence[AddedModel]:
+    redis = redis_client(settings.redis_url)
+    try:
+        return await read_added(redis) or ()
+    except (RedisError, OSError, TimeoutError) as error:
+        log.warning("models_not_read", error=str(error))
+        return ()
+    finally:
+        await redis.aclose()
 
 
 def context_tokens_of(catalog: Catalog, pool: str) -> int:
@@ -393,10 +423,7 @@ def main() -> None:
     settings = from_env(Settings, "WORKER_", inherited)
     configure_logging("worker", level=settings.log_level, json=settings.log_json)
     structlog.contextvars.bind_contextvars(worker_id=settings.id)
-    try:
-        catalog = read_catalog(Path(settings.catalog))
-    except CatalogError as error:
-        raise SettingsError(f"WORKER_CATALOG: {error}") from None
+    catalog = catalog_of(settings)
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
     kv, experts = KvTable(revision), ExpertTable()

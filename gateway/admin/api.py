@@ -7,9 +7,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from contracts.credentials import Credentials, certificates_of
 from gateway.admin.audit_routes import audit_routes
 from gateway.admin.callers import Callers
-from gateway.admin.fleet_routes import FleetDesk, fleet_routes, model_admin_routes
+from gateway.admin.fleet_routes import FleetDesk, fleet_routes
 from gateway.admin.key_routes import key_routes
 from gateway.admin.members import Members, invite_routes, member_routes, service_account_routes
+from gateway.admin.model_routes import ModelDesk, model_admin_routes
 from gateway.admin.money import Money, Noted
 from gateway.admin.money_routes import budget_routes, credit_routes, invoice_routes
 from gateway.admin.name_routes import NameDesk, name_routes
@@ -17,6 +18,7 @@ from gateway.admin.organisations import Organisations, hold_routes, organisation
 from gateway.admin.price_routes import price_routes
 from gateway.admin.worker_orders import WorkerOrders, order_routes
 from gateway.fleet import Fleet
+from gateway.model_book import Additions
 from gateway.models import Models
 from gateway.portal.portal import Portal
 from gateway.service_accounts import ServiceAccounts
@@ -36,6 +38,7 @@ class AdminApi:
         portal: Portal,
         models: Models,
         fleet: Fleet,
+        additions: Additions,
     ) -> None:
         self._engine = engine
         self._redis = redis
@@ -54,8 +57,11 @@ class AdminApi:
         )
         self.money = Noted(engine, Money(redis, credentials=billing))
         self.fleet = FleetDesk(engine, redis, models, fleet, settings.decision_log)
+        self.models = ModelDesk(
+            engine, redis, self.fleet, holds=self.organisations.holds, additions=additions, noted=self.money
+        )
         self.names = NameDesk(engine, redis, models)
-        self.orders = WorkerOrders(engine, redis, fleet, models.catalog.pools)
+        self.orders = WorkerOrders(engine, redis, fleet, models.catalog)
 
     def routes(self) -> list[HTTPRouteHandler]:
         """Return every handler under `/admin/v1`."""
@@ -73,7 +79,7 @@ class AdminApi:
             *invoice_routes(callers, self.money),
             *price_routes(callers, self.money),
             *audit_routes(callers, self._engine),
-            *model_admin_routes(callers, self.organisations, self.fleet),
+            *model_admin_routes(callers, self.organisations, self.models),
             *fleet_routes(callers, self.fleet),
             *name_routes(callers, self.names),
             *order_routes(callers, self.orders),

@@ -1,11 +1,11 @@
-"""Models, workers, who decides about a pool's ratio, and what was decided. For operators."""
+"""Workers, who decides about a pool's ratio, and what was decided. For operators."""
 
 import asyncio
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from litestar import delete, get, post, put
+from litestar import delete, get, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from redis.asyncio import Redis
@@ -18,25 +18,16 @@ from contracts.series import read_series
 from contracts.steering import Steering, decode_steering, encode_steering
 from gateway.admin.callers import Callers
 from gateway.admin.handlers import AnyRequest, taken
-from gateway.admin.organisations import Organisations, hold_view
 from gateway.admin.paging import ListOf, limit_of, page
-from gateway.admin.shapes import Done, HoldView, NewHold, SteeringChange, Thing
+from gateway.admin.shapes import Done, SteeringChange, Thing
 from gateway.audit import record
 from gateway.fleet import Fleet
-from gateway.holds import SUSPENDED, Hold
 from gateway.models import Models
 from gateway.openapi import json_operation
 
 TAGS = ["admin: fleet"]
-MODEL = "/admin/v1/models/{model:str}"
 POOL = "/admin/v1/pools/{pool:str}"
 _TAIL_BYTES: Final = 512 * 1024
-
-
-class InCatalogue(ServingError):
-    """What is in the catalogue is changed there."""
-
-    code, type, http_status = "catalogue", "invalid_request_error", 409
 
 
 class NeedsManual(ServingError):
@@ -88,79 +79,6 @@ class FleetDesk:
             raise NotFound("This gateway does not see the decision logs: set GATEWAY_DECISION_LOG to their folder.")
         lines = await asyncio.to_thread(_tail, self._decisions / f"{pool}.jsonl")
         return [msgspec.json.decode(line) for line in lines[-limit:]]
-
-
-def model_admin_routes(callers: Callers, parts: Organisations, desk: FleetDesk) -> list[HTTPRouteHandler]:
-    """Return the handlers of models."""
-
-    @get("/admin/v1/models", summary="List models", operation_id="adminListModels", tags=TAGS)
-    async def list_models(request: AnyRequest) -> ListOf[Thing]:
-        """Return the catalogue's models: pool, hand-off, aliases, whether they serve, and why not."""
-        await callers.operator(request)
-        catalog = desk.models.catalog
-        held = {hold.id for hold in await parts.holds.all() if hold.kind == "model"}
-        views = [
-            Thing(
-                object="model",
-                value={
-                    "id": name,
-                    "pool": catalog.pool_of(name),
-                    "hand_off": model.hand_off.value,
-                    "aliases": list(model.aliases),
-                    "paused": name in held,
-                    "missing": str(desk.models.missing(name) or ""),
-                    "context_tokens": model.context_tokens,
-                },
-            )
-            for name, model in catalog.models.items()
-        ]
-        return page(request, views, lambda view: str(view.value["id"]))
-
-    @post("/admin/v1/models", summary="Add a model", operation_id="adminCreateModel", tags=TAGS)
-    async def create_model(request: AnyRequest) -> Done:
-        """Say how a model is added: models are what the catalogue file names, the same for every process."""
-        await callers.operator(request)
-        raise InCatalogue(
-            "Models, their aliases and pools are in the catalogue file, which every process reads at its start. Add the"
-            " model there, with its price, and start the processes again; a worker of its pool makes it serve."
-        )
-
-    @put(
-        f"{MODEL}/hold",
-        summary="Pause a model",
-        operation_id="adminPauseModel",
-        tags=TAGS,
-        operation_class=json_operation(NewHold, HoldView),
-    )
-    async def pause_model(request: AnyRequest, model: FromPath[str]) -> HoldView:
-        """Refuse every request for a model, on every gateway within the second. Reversible."""
-        caller = await callers.operator(request)
-        wanted = await taken(request, NewHold)
-        name = desk.public_name(model)
-        hold = Hold(kind="model", id=name, mode=SUSPENDED, drain=wanted.drain, reason=wanted.reason, actor=caller.actor)
-        await parts.holds.put(hold, org=None)
-        await parts.publish()
-        return hold_view(hold)
-
-    @delete(f"{MODEL}/hold", summary="Resume a model", operation_id="adminResumeModel", tags=TAGS, status_code=200)
-    async def resume_model(request: AnyRequest, model: FromPath[str]) -> Done:
-        """Undo a pause."""
-        caller = await callers.operator(request)
-        name = desk.public_name(model)
-        gone = await parts.holds.lift("model", name, org=None, actor=caller.actor)
-        await parts.publish()
-        return Done(id=name, object="hold", deleted=gone)
-
-    @delete(MODEL, summary="Remove a model", operation_id="adminDeleteModel", tags=TAGS, status_code=200)
-    async def delete_model(request: AnyRequest, model: FromPath[str]) -> Done:
-        """Say how a model is removed."""
-        await callers.operator(request)
-        desk.public_name(model)
-        raise InCatalogue(
-            "Models are removed from the catalogue file. Pause it first (PUT …/hold), so that nobody is cut off."
-        )
-
-    return [list_models, create_model, pause_model, resume_model, delete_model]
 
 
 def fleet_routes(callers: Callers, desk: FleetDesk) -> list[HTTPRouteHandler]:

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from contracts.catalog import Catalog
 from contracts.errors import BadRequest, DependencyDown, NotFound
 from contracts.lifecycle import Role
 from contracts.orders import MAX_ORDERS, Answer, Order, answer, orders
@@ -39,15 +40,15 @@ _decode = msgspec.msgpack.Decoder(Answer).decode
 class WorkerOrders:
     """Gives orders and reads their answers. Errors: NotFound, BadRequest, DependencyDown."""
 
-    def __init__(self, engine: AsyncEngine, redis: Redis, fleet: Fleet, pools: tuple[str, ...]) -> None:
+    def __init__(self, engine: AsyncEngine, redis: Redis, fleet: Fleet, catalog: Catalog) -> None:
         self._engine = engine
         self._redis = redis
         self._fleet = fleet
-        self._pools = pools
+        self._catalog = catalog
 
     def find(self, worker_id: str) -> Registration:
         """Return a worker that has a lease. Raises NotFound."""
-        for pool in self._pools:
+        for pool in self._catalog.pools:
             for worker in self._fleet.pool(pool).workers:
                 if worker.worker_id == worker_id:
                     return worker

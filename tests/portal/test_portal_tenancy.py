@@ -19,6 +19,7 @@ A, B = "org_a", "org_b"
 EVERYBODYS = {"billing.slo_promise"}
 OPERATORS = {
     "tenancy.model_name",
+    "tenancy.model",
     "billing.rerating",
     "billing.rerating_line",
     "billing.share_group",
