@@ -1,7 +1,9 @@
 """What handlers of the admin API share."""
 
+import datetime as dt
+import re
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar import Request
@@ -16,10 +18,34 @@ T = TypeVar("T")
 
 AnyRequest = Request[Any, Any, Any]
 
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_FIRST_YEAR: Final = 2000
+_LAST_YEAR: Final = 2200
+
 
 async def taken(request: AnyRequest, kind: type[T]) -> T:
     """Return what a request brings. Raises BadRequest; `param` names the field."""
-    return decode_body(await request.body() or b"{}", msgspec.json.Decoder(kind))
+    raw = await request.body() or b"{}"
+    found = decode_body(raw, msgspec.json.Decoder(kind))
+    if _NUL.search(raw):
+        raise BadRequest("A text of the body has the character U+0000, which cannot be kept.")
+    return found
+
+
+def check_address(request: AnyRequest) -> None:
+    """Raise BadRequest when the address holds a character that no name or id can have, and no database takes."""
+    values = (*request.path_params.values(), *request.query_params.values())
+    if any("\x00" in str(value) for value in values):
+        raise BadRequest("The address has the character U+0000.")
+
+
+def unix_ms(moment: dt.datetime | None, param: str) -> int:
+    """Return a moment in Unix ms, 0 for none. Raises BadRequest for one that is out of all reason."""
+    if moment is None:
+        return 0
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise BadRequest(f"'{param}' is between the years {_FIRST_YEAR} and {_LAST_YEAR}.", param=param)
+    return int(moment.timestamp() * 1000)
 
 
 def checked(scopes: Scopes | None) -> Scopes:

@@ -1,6 +1,7 @@
 """API keys of an organisation."""
 
 import datetime as dt
+import time
 
 from litestar import delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
@@ -9,7 +10,7 @@ from redis.asyncio import Redis
 
 from contracts.errors import BadRequest
 from gateway.admin.callers import Caller, Callers
-from gateway.admin.handlers import AnyRequest, checked, holds_secret, taken
+from gateway.admin.handlers import AnyRequest, checked, holds_secret, taken, unix_ms
 from gateway.admin.organisations import ORG, Organisations
 from gateway.admin.paging import ListOf, page
 from gateway.admin.shapes import KeyChange, KeyView, NewKey, Rotation
@@ -65,8 +66,7 @@ def key_routes(  # noqa: C901 - handlers beside each other
         wanted = await taken(request, NewKey)
         if wanted.admin:
             check_admin(caller)
-        if wanted.expires_at is not None and wanted.expires_at <= dt.datetime.now(dt.UTC):
-            raise BadRequest("'expires_at' is in the past.", param="expires_at")
+        check_expiry(wanted.expires_at)
         if wanted.owner and wanted.owner not in {found.id for found in await accounts.list(caller.tenant)}:
             raise BadRequest("'owner' is a service account of the organisation.", param="owner")
         holds_secret(request)
@@ -138,6 +138,13 @@ def key_routes(  # noqa: C901 - handlers beside each other
         return key_view(gone)
 
     return [list_keys, create_key, get_key, update_key, rotate_key, revoke_key]
+
+
+def check_expiry(moment: dt.datetime | None) -> None:
+    """Raise BadRequest for an end that has passed, or that is out of all reason."""
+    expires_ms = unix_ms(moment, "expires_at")
+    if moment is not None and expires_ms <= time.time() * 1000:
+        raise BadRequest("'expires_at' is in the past.", param="expires_at")
 
 
 def check_admin(caller: Caller) -> None:

@@ -1,7 +1,6 @@
 """Budgets, credits, billing profiles and invoices. Reads go to PostgreSQL, writes to billing."""
 
 import uuid
-from typing import Any
 
 import msgspec
 from litestar import delete, get, post, put
@@ -12,7 +11,7 @@ from billing import queries
 from contracts.errors import NotFound
 from contracts.v1 import billing_pb2 as pb
 from gateway.admin.callers import Callers
-from gateway.admin.handlers import AnyRequest, nano_of, taken
+from gateway.admin.handlers import AnyRequest, nano_of, taken, unix_ms
 from gateway.admin.money import Noted
 from gateway.admin.organisations import ORG, Organisations
 from gateway.admin.paging import ListOf, page
@@ -118,7 +117,7 @@ def credit_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
             kind=wanted.kind,
             amount=nano_of(wanted.amount),
             idempotency=wanted.idempotency,
-            expires_ms=ms_of(wanted.expires_at),
+            expires_ms=unix_ms(wanted.expires_at, "expires_at"),
             note=wanted.note,
             by=caller.actor,
         )
@@ -233,11 +232,6 @@ def budget_view(found: queries.Budget) -> BudgetView:
 def thing(kind: str, found: msgspec.Struct) -> Thing:
     """Return something of billing as JSON has it."""
     return Thing(object=kind, value=msgspec.to_builtins(found))
-
-
-def ms_of(moment: Any) -> int:
-    """Return a moment in Unix ms; 0 for none."""
-    return 0 if moment is None else int(moment.timestamp() * 1000)
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -8,9 +8,9 @@ from litestar.handlers import HTTPRouteHandler
 from billing import queries
 from contracts.v1 import billing_pb2 as pb
 from gateway.admin.callers import Callers
-from gateway.admin.handlers import AnyRequest, nano_of, taken
+from gateway.admin.handlers import AnyRequest, nano_of, taken, unix_ms
 from gateway.admin.money import Noted
-from gateway.admin.money_routes import TAGS, ms_of, thing
+from gateway.admin.money_routes import TAGS, thing
 from gateway.admin.paging import ListOf, page
 from gateway.admin.shapes import NewPrice, PriceChangeView, PricePreviewView, PriceTerms, ProposedPrice, Thing
 from gateway.openapi import json_operation
@@ -41,7 +41,8 @@ def price_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
         caller = await callers.operator(request)
         wanted = await taken(request, NewPrice)
         asked = _version(wanted)
-        asked.from_ms, asked.to_ms, asked.by = ms_of(wanted.from_at), ms_of(wanted.to_at), caller.actor
+        asked.from_ms, asked.to_ms = unix_ms(wanted.from_at, "from_at"), unix_ms(wanted.to_at, "to_at")
+        asked.by = caller.actor
         org = wanted.organisation or None
         made = await noted.call("SetPrice", asked, actor=caller.actor, subject=wanted.model, org=org, kind="price")
         return Thing(object="price", value={"model": wanted.model, "version": made.version, "from_ms": made.from_ms})
@@ -58,7 +59,8 @@ def price_routes(callers: Callers, noted: Noted) -> list[HTTPRouteHandler]:
         """Play a price on past usage: old and new cost of each organisation and meter. Nothing is written."""
         await callers.operator(request)
         wanted = await taken(request, ProposedPrice)
-        asked = pb.PriceProposal(price=_version(wanted), from_ms=ms_of(wanted.used_from), to_ms=ms_of(wanted.used_to))
+        used_from, used_to = unix_ms(wanted.used_from, "used_from"), unix_ms(wanted.used_to, "used_to")
+        asked = pb.PriceProposal(price=_version(wanted), from_ms=used_from, to_ms=used_to)
         return _preview_view(await noted.preview(asked))
 
     return [list_prices, create_price, preview_price]
