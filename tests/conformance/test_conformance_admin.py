@@ -1,0 +1,131 @@
+"""What `/schema` says of `/admin/v1` is true for every caller: no server error, no undescribed answer, no other's row.
+
+schemathesis asks what the description allows, with values that make sense and values that do not, and follows ids from
+answers into further calls. Each caller is a run of its own: nobody, keys of three kinds, and a session of each role.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from contracts.environment import asyncpg_url
+from contracts.resp import redis_client
+from gateway.portal.people import add_member, add_person
+from gateway.portal.roles import Role
+from gateway.portal.sessions import Sessions
+from gateway.tenants import Tenants, publish_key_state
+from tests.conformance.foreign import clients_folder
+from tests.processes import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+SCHEMATHESIS_S: Final = 300.0
+CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CALLERS: Final = ("nobody", "key", "admin key", "operator key", *(role.value for role in Role))
+KNOWS_ALL: Final = ("operator key", Role.OPERATOR.value)
+THEIRS: Final = "zzz-of-nobody-here"  # name of an organisation, a project and a key that only operators know
+
+
+@pytest.fixture
+async def stack(redis_url: str, database_url: str, catalog_file: Path, models_dir: Path) -> AsyncIterator[Stack]:
+    folder = Path(tempfile.mkdtemp(prefix="pdgate-admin-"))
+    stack = Stack(
+        folder=folder, redis_url=redis_url, database_url=database_url, catalog_file=catalog_file, models_dir=models_dir
+    )
+    await stack.seed()
+    stack.add_gateway()
+    stack.add_scheduler()
+    stack.add_billing()
+    for role in ("prefill", "decode"):
+        stack.add_worker(f"{role}-0", role=role)
+    stack.environ("billing")["BILLING_ADMIN_TOKEN"] = "token-of-the-test"
+    stack.environ("gateway")["GATEWAY_BILLING_ADMIN_TOKEN"] = "token-of-the-test"
+    stack.start()
+    try:
+        await stack.ready()
+        yield stack
+    finally:
+        stack.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def headers_of(stack: Stack, caller: str) -> dict[str, str]:
+    """What a caller shows. Another organisation is there, with a name that nobody but operators may see."""
+    async with AsyncExitStack() as owned:
+        engine, redis = create_async_engine(asyncpg_url(stack.database_url)), redis_client(stack.redis_url)
+        owned.push_async_callback(engine.dispose)
+        owned.push_async_callback(redis.aclose)
+        tenants = Tenants(engine)
+        theirs = await tenants.create_organisation(THEIRS)
+        await tenants.create_key(theirs.id, (await tenants.create_project(theirs.id, THEIRS)).id, THEIRS)
+        if caller == "nobody":
+            return {}
+        if caller == "key":
+            return {"authorization": f"Bearer {stack.api_key}"}
+        if caller.endswith(" key"):
+            org = stack.org
+            if caller == "operator key":
+                org = (await tenants.create_organisation("Operators", runs_fleet=True)).id
+            project = await tenants.create_project(org, "Default")
+            key, secret = await tenants.create_key(org, project.id, caller, is_admin=True)
+            await publish_key_state(redis, key)
+            return {"authorization": f"Bearer {secret}"}
+        async with engine.begin() as db:
+            operates = caller == Role.OPERATOR
+            who = await add_person(db, email=f"{caller}@example.org", name="", password_hash=None, is_operator=operates)
+            if not operates:
+                await add_member(db, stack.org, who.id, Role(caller), actor="test")
+        sessions = Sessions(redis)
+        token = await sessions.begin(who.id, how="password")
+        session = await sessions.find(token)
+        assert session is not None
+        return {"cookie": f"pdgate_session={token}", "x-csrf-token": session.csrf}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+async def test_schemathesis_finds_no_fault_in_the_admin_api(stack: Stack, tmp_path: Path, caller: str) -> None:
+    headers = await headers_of(stack, caller)
+    argv = [str(clients_folder() / "bin" / "schemathesis"), "run", f"{stack.url}/schema/openapi.json"]
+    for name, value in headers.items():
+        argv += ["--header", f"{name}: {value}"]
+    argv += [
+        *("--checks", CHECKS, "--phases", "examples,fuzzing,stateful", "--max-examples", "4", "--seed", "1"),
+        *("--request-timeout", "30", "--include-path-regex", "^/admin/v1", "--generation-database", "none"),
+        *("--suppress-health-check", "all", "--no-color", "--report", "ndjson", "--report-ndjson-path", "calls.ndjson"),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *argv, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(SCHEMATHESIS_S):
+            stdout, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, stdout.decode()[-12_000:]
+    if caller not in KNOWS_ALL:
+        assert THEIRS not in (tmp_path / "calls.ndjson").read_text()
+
+
+async def test_every_operation_of_the_admin_api_describes_its_errors(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url) as client:
+        described = (await client.get("/schema/openapi.json")).json()
+    operations = [
+        (f"{method} {path}", operation)
+        for path, methods in described["paths"].items()
+        if path.startswith("/admin/v1")
+        for method, operation in methods.items()
+    ]
+    assert len(operations) >= 50
+    for name, operation in operations:
+        assert "default" in operation["responses"], name
+        assert operation["operationId"], name
+        assert any(status.startswith("2") for status in operation["responses"]), name
