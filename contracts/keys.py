@@ -235,6 +235,11 @@ def sign_in_tries(name: str) -> str:
     return f"pdgate:{{portal}}:tries:{name}"
 
 
+def second_step(token_hash: str) -> str:
+    """Return a sign-in that waits for a one-time code (gateway.portal.second_step.Waiting, msgpack), with an expiry."""
+    return f"pdgate:{{portal}}:second-step:{token_hash}"
+
+
 def sign_in_state(state_hash: str) -> str:
     """Return a sign-in that is at an OpenID provider, with an expiry."""
     return f"pdgate:{{portal}}:oidc:{state_hash}"

@@ -62,6 +62,7 @@ from gateway.parquet import ParquetExports
 from gateway.patience import Patience
 from gateway.portal.portal import Portal
 from gateway.portal.views import view_routes
+from gateway.portal.views.account import Account
 from gateway.portal.views.controls import FleetControls
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.playground import playground_routes
@@ -412,9 +413,10 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
 
 
 def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
+    portal = gateway.portal
     desk = Desk(
-        gateway.portal.door,
-        gateway.portal.pages,
+        portal.door,
+        portal.pages,
         gateway.engine,
         gateway.redis,
         gateway.catalog,
@@ -427,10 +429,11 @@ def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
     return view_routes(
         desk,
         playground,
-        gateway.portal.people,
-        gateway.portal.links,
+        portal.people,
+        portal.links,
         writer=admin.money,
         controls=FleetControls(admin.fleet, admin.orders, admin.organisations),
+        account=Account(desk, portal.factors, portal.passwords, portal.tries),
     )
 
 

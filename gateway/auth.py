@@ -25,8 +25,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from contracts import keys
 from contracts.errors import DependencyDown, InvalidApiKey
 from contracts.resp import RespConnection
+from gateway.ids import hash_key
 from gateway.single_flight import SingleFlight
-from gateway.tenants import ApiKey, Tenants, hash_key, publish_key_state
+from gateway.tenants import ApiKey, Tenants, publish_key_state
 
 log = structlog.get_logger()
 

@@ -16,8 +16,8 @@ from contracts.errors import NotFound
 from gateway.batch_lines import Line, LineError
 from gateway.batch_tables import batch, batch_line
 from gateway.files import clean
+from gateway.ids import new_id
 from gateway.tenant_read import tenant_read
-from gateway.tenants import new_id
 
 WINDOW: Final = dt.timedelta(hours=24)
 OPEN: Final = ("validating", "in_progress", "finalizing", "cancelling")

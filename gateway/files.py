@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from contracts.errors import BadRequest, BodyTooLarge, NotFound
 from gateway.auth import DATABASE_ERRORS
 from gateway.batch_tables import batch, file, file_part
+from gateway.ids import new_id
 from gateway.tenant_read import tenant_read
-from gateway.tenants import new_id
 
 log = structlog.get_logger()
 

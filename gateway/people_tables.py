@@ -1,4 +1,4 @@
-"""Tables of people in the schema `tenancy`: who may sign in, where they are members, one-time links. The gateway's."""
+"""Tables of people in the schema `tenancy`: who may sign in, by what, where they are members, one-time links."""
 
 import sqlalchemy as sa
 
@@ -27,6 +27,24 @@ identity = sa.Table(  # a person at an OpenID provider
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("person_id", sa.Text, sa.ForeignKey(person.c.id), nullable=False, index=True),
     sa.Column("created_at", _MOMENT, nullable=False, server_default=sa.func.now()),
+)
+
+second_factor = sa.Table(  # one-time codes of a person's app; in force once it is confirmed
+    "second_factor",
+    METADATA,
+    sa.Column("person_id", sa.Text, sa.ForeignKey(person.c.id), primary_key=True),
+    sa.Column("secret", sa.Text, nullable=False),  # base32
+    sa.Column("last_step", sa.BigInteger, nullable=False, server_default="0"),  # newest period of 30 s that was used
+    sa.Column("created_at", _MOMENT, nullable=False, server_default=sa.func.now()),
+    sa.Column("confirmed_at", _MOMENT),
+)
+
+recovery_code = sa.Table(
+    "recovery_code",
+    METADATA,
+    sa.Column("person_id", sa.Text, sa.ForeignKey(second_factor.c.person_id, ondelete="CASCADE"), primary_key=True),
+    sa.Column("code_hash", sa.LargeBinary, primary_key=True),  # gateway.portal.factors
+    sa.Column("used_at", _MOMENT),
 )
 
 membership = sa.Table(

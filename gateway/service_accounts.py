@@ -8,9 +8,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit import record
+from gateway.ids import new_id
 from gateway.people_tables import service_account
 from gateway.tables import api_key, project
-from gateway.tenants import NoSuchTenant, new_id
+from gateway.tenants import NoSuchTenant
 
 
 class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ organisation = sa.Table(
     sa.Column("limits", JSONB, nullable=False, server_default="{}"),  # gateway.limits.Limits
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
     sa.Column("runs_fleet", sa.Boolean, nullable=False, server_default=sa.false()),  # its admin keys are the operator's
+    sa.Column("needs_second_factor", sa.Boolean, nullable=False, server_default=sa.false()),  # with passwords
 )
 
 project = sa.Table(

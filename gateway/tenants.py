@@ -11,8 +11,6 @@ gateway with an old copy notices at the next request.
 """
 
 import datetime as dt
-import hashlib
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,12 +23,11 @@ from billing import queries
 from contracts import keys
 from contracts.wire import FIELD, Change, encode
 from gateway.audit import record
+from gateway.ids import hash_key, new_id, new_key
 from gateway.limits import NO_LIMITS, Limits
 from gateway.scopes import NO_SCOPES, Scopes
 from gateway.tables import api_key, organisation, project
 
-KEY_PREFIX: Final = "pdg_"
-_ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHOWN_CHARACTERS: Final = 12
 CHANGES_KEPT: Final = 10_000
 
@@ -60,6 +57,7 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     created_at: dt.datetime
     runs_fleet: bool = False  # its admin keys are the operator's
+    needs_second_factor: bool = False  # of people who sign in with a password
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,21 +102,6 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     def bounds(self) -> tuple[Scopes, Scopes]:
         """Return what the key may be used for: its own scopes and its project's."""
         return self.scopes, self.project_scopes
-
-
-def new_id(kind: str) -> str:
-    """Return a fresh id such as `org_4fzN…`: 120 random bits."""
-    return f"{kind}_{_base62(secrets.randbits(120), 21)}"
-
-
-def new_key() -> str:
-    """Return a fresh plaintext key: `pdg_` and 43 characters that hold 256 random bits."""
-    return KEY_PREFIX + _base62(secrets.randbits(256), 43)
-
-
-def hash_key(plaintext: str) -> bytes:
-    """Return the SHA-256 under which a key is stored."""
-    return hashlib.sha256(plaintext.encode()).digest()
 
 
 async def publish_key_state(redis: Redis, key: ApiKey) -> None:
@@ -373,14 +356,6 @@ async def _with_budgets(db: AsyncConnection, key: ApiKey) -> ApiKey:
     return msgspec.structs.replace(key, budgeted=budgeted, share_group=group) if budgeted or group else key
 
 
-def _base62(value: int, width: int) -> str:
-    digits = []
-    while value:
-        value, digit = divmod(value, 62)
-        digits.append(_ALPHABET[digit])
-    return "".join(reversed(digits)).rjust(width, "0")
-
-
 def select_keys() -> sa.Select[Any]:
     """Keys with the limits of their project and organisation."""
     return (
@@ -414,6 +389,7 @@ def map_organisation(row: sa.RowMapping) -> Organisation:
         limits=_limits_in(row["limits"]),
         created_at=row["created_at"],
         runs_fleet=row["runs_fleet"],
+        needs_second_factor=row["needs_second_factor"],
     )
 
 

@@ -38,6 +38,7 @@ from pdgate.replay import replay
 from pdgate.restore_usage import restore_usage
 from pdgate.roster import EngineKind, Options
 from pdgate.screen import Screen
+from pdgate.second_factor_commands import second_factor_off
 from pdgate.serving_commands import models
 from pdgate.sharing_commands import sharing
 from pdgate.simulate import simulate
@@ -64,6 +65,7 @@ models.command("unalias")(remove_name)
 app.add_typer(models, name="models")
 orgs.add_typer(sharing, name="share-group")
 orgs.command("invite")(invite)
+orgs.command("second-factor-off")(second_factor_off)
 app.add_typer(orgs, name="orgs")
 app.add_typer(keys, name="keys")
 app.add_typer(prices, name="prices")

@@ -11,10 +11,11 @@ import msgspec
 import typer
 
 from gateway.bounds import Bounds
+from gateway.ids import hash_key
 from gateway.limits import NO_LIMITS, Limits
 from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
 from gateway.targets import read_targets
-from gateway.tenants import ApiKey, KeyKnown, NoSuchTenant, Tenants, hash_key
+from gateway.tenants import ApiKey, KeyKnown, NoSuchTenant, Tenants
 from pdgate.connection import open_database
 from pdgate.output import AsJson, show, show_json
 from pdgate.preflight import CannotStart

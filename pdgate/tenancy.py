@@ -10,10 +10,11 @@ from billing.prices import sync_catalog
 from contracts.catalog import Catalog
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
+from gateway.ids import hash_key
 from gateway.limits import NO_LIMITS, Limits
 from gateway.portal.links import Links
 from gateway.portal.people import People
-from gateway.tenants import Tenants, hash_key, publish_key_state
+from gateway.tenants import Tenants, publish_key_state
 
 DEMO_CONCURRENCY = 256
 OPERATOR_EMAIL = "operator@localhost"

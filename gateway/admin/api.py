@@ -44,10 +44,16 @@ class AdminApi:
         self._redis = redis
         self._callers = callers
         self._transport = portal.transport
-        self.organisations = Organisations(engine, redis, portal.links, portal.transport)
+        self.organisations = Organisations(engine, redis, portal.links, portal.factors, portal.transport)
         self.accounts = ServiceAccounts(engine)
         self.members = Members(
-            portal.people, portal.links, portal.sessions, self.accounts, self.organisations.tenants, redis
+            portal.people,
+            portal.links,
+            portal.sessions,
+            self.accounts,
+            portal.factors,
+            self.organisations.tenants,
+            redis,
         )
         billing = Credentials(
             token=settings.billing_admin_token,

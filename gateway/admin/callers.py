@@ -6,9 +6,10 @@ import msgspec
 from litestar import Request
 
 from contracts.errors import NotFound, PermissionDenied
+from gateway.admin.handlers import check_address
 from gateway.auth import credential
 from gateway.guard import Guard
-from gateway.portal.door import Door, NotAllowed
+from gateway.portal.door import Door, NotAllowed, check_factor
 from gateway.portal.roles import Right, Role, may
 from gateway.tenants import Organisation, Tenants
 
@@ -49,6 +50,7 @@ class Callers:
 
     async def anybody(self, request: Request[Any, Any, Any]) -> tuple[Caller, list[Organisation]]:
         """Return who calls, and the organisations that it may know of."""
+        check_address(request)
         if _has_key(request):
             caller = await self._caller(request, "")
             everything = await self._tenants.list_organisations()
@@ -60,19 +62,22 @@ class Callers:
         return caller, [place.organisation for place in places]
 
     async def _caller(self, request: Request[Any, Any, Any], tenant: str) -> Caller:
+        check_address(request)
         if _has_key(request):
             return await self._by_key(request, tenant)
         session, who = await self._door.signed_in(request)
         if request.method not in SAFE:
             self._door.check_csrf(request, session)
-        if who.is_operator:
-            return Caller(actor=who.id, role=Role.OPERATOR, tenant=tenant, is_operator=True)
-        if not tenant:
+        role = Role.OPERATOR if who.is_operator else None
+        if role is None and not tenant:
             raise NotAllowed("This is for operators.")
-        role = await self._door.people.role_of(tenant, who.id)
+        role = role or await self._door.people.role_of(tenant, who.id)
         if role is None:
             raise _unknown(tenant)
-        return Caller(actor=who.id, role=role, tenant=tenant, is_operator=False)
+        organisation = await self._tenants.find_organisation(tenant) if tenant else None
+        if organisation is not None:
+            check_factor(session, who, organisation)
+        return Caller(actor=who.id, role=role, tenant=tenant, is_operator=who.is_operator)
 
     async def _by_key(self, request: Request[Any, Any, Any], tenant: str) -> Caller:
         key = await self._guard.key_of(request)

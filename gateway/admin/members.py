@@ -13,6 +13,7 @@ from gateway.admin.paging import ListOf, page
 from gateway.admin.shapes import Done, LinkView, MemberView, NewInvite, NewServiceAccount, RoleChange
 from gateway.openapi import json_operation
 from gateway.portal.door import NotAllowed
+from gateway.portal.factors import Factors
 from gateway.portal.links import Link, Links
 from gateway.portal.people import Member, People
 from gateway.portal.roles import Right, Role, may_give
@@ -33,6 +34,7 @@ class Members:
         links: Links,
         sessions: Sessions,
         accounts: ServiceAccounts,
+        factors: Factors,
         tenants: Tenants,
         redis: Redis,
     ) -> None:
@@ -40,6 +42,7 @@ class Members:
         self.links = links
         self.sessions = sessions
         self.accounts = accounts
+        self.factors = factors
         self._tenants = tenants
         self._redis = redis
 
@@ -109,7 +112,22 @@ def member_routes(callers: Callers, parts: Members, transport: Transport) -> lis
         made, token = await parts.links.reset(caller.tenant, person, actor=caller.actor)
         return link_view(made, url=link_url(transport, request, token))
 
-    return [list_members, update_member, delete_member, reset_member]
+    @delete(
+        f"{ORG}/members/{{person:str}}/second_factor",
+        summary="Take a member's second factor away",
+        operation_id="deleteSecondFactor",
+        tags=TAGS,
+        status_code=200,
+    )
+    async def delete_factor(request: AnyRequest, organisation: FromPath[str], person: FromPath[str]) -> Done:
+        """For who lost phone and recovery codes; their sessions end. Operators only: make sure who asks."""
+        caller = await callers.about(request, organisation, Right.FLEET)
+        await parts.role_of(caller.tenant, person)
+        gone = await parts.factors.remove(person, actor=caller.actor)
+        await parts.sessions.end_all(person)
+        return Done(id=person, object="second_factor", deleted=gone)
+
+    return [list_members, update_member, delete_member, reset_member, delete_factor]
 
 
 def invite_routes(callers: Callers, parts: Members, transport: Transport) -> list[HTTPRouteHandler]:
@@ -226,6 +244,7 @@ def member_view(member: Member) -> MemberView:
         role=member.role,
         since=member.since,
         signed_in_at=who.signed_in_at,
+        second_factor=who.has_second_factor,
     )
 
 

@@ -25,6 +25,7 @@ from gateway.changes import Announcer, HoldBook
 from gateway.holds import Hold
 from gateway.limits import NO_LIMITS
 from gateway.openapi import json_operation
+from gateway.portal.factors import Factors
 from gateway.portal.links import Links
 from gateway.portal.people import normal_email
 from gateway.portal.roles import Right, Role
@@ -38,11 +39,12 @@ ORG = "/admin/v1/organisations/{organisation:str}"
 class Organisations:
     """What the handlers do beside reading and answering."""
 
-    def __init__(self, engine: AsyncEngine, redis: Redis, links: Links, transport: Transport) -> None:
+    def __init__(self, engine: AsyncEngine, redis: Redis, links: Links, factors: Factors, transport: Transport) -> None:
         self.tenants = Tenants(engine)
         self.bounds = Bounds(engine)
         self.holds = HoldBook(engine)
         self.links = links
+        self.factors = factors
         self.transport = transport
         self._announcer = Announcer(engine, redis)
 
@@ -111,12 +113,15 @@ def organisation_routes(callers: Callers, parts: Organisations) -> list[HTTPRout
         operation_class=json_operation(OrganisationChange, OrganisationView),
     )
     async def update_organisation(request: AnyRequest, organisation: FromPath[str]) -> OrganisationView:
-        """Change its name; its limits are the operator's to set."""
+        """Change its name; limits are the operator's to set, whether a second factor is asked for the owner's."""
         wanted = await taken(request, OrganisationChange)
-        right = Right.FLEET if wanted.limits is not None else Right.PROJECTS
+        right = Right.OWNERS if wanted.needs_second_factor is not None else Right.PROJECTS
+        right = Right.FLEET if wanted.limits is not None else right
         caller = await callers.about(request, organisation, right)
         if wanted.name is not None:
             await parts.tenants.rename_organisation(caller.tenant, wanted.name, actor=caller.actor)
+        if wanted.needs_second_factor is not None:
+            await parts.factors.need(caller.tenant, on=wanted.needs_second_factor, actor=caller.actor)
         if wanted.limits is not None:
             await parts.bounds.set_organisation(caller.tenant, limits=wanted.limits, actor=caller.actor)
             await parts.publish()
@@ -245,6 +250,7 @@ def organisation_view(found: Organisation, *, invite_url: str | None = None) -> 
         is_demo=found.is_demo,
         limits=found.limits,
         created_at=found.created_at,
+        needs_second_factor=found.needs_second_factor,
         invite_url=invite_url,
     )
 

@@ -12,6 +12,7 @@ from gateway.scopes import Scopes
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 MoneyText = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$")]
+Moment = Annotated[dt.datetime, msgspec.Meta(tz=True)]  # with its zone: without one it is everybody's own
 MemberRole = Literal["owner", "admin", "developer", "billing", "viewer"]
 
 
@@ -43,6 +44,7 @@ class OrganisationChange(Strict, frozen=True, kw_only=True):
 
     name: Name | None = None
     limits: StrictLimits | None = None
+    needs_second_factor: bool | None = None
 
 
 class NewProject(Strict, frozen=True, kw_only=True):
@@ -98,7 +100,7 @@ class NewKey(Strict, frozen=True, kw_only=True):
     admin: bool = False
     limits: StrictLimits | None = None
     scopes: StrictScopes | None = None
-    expires_at: dt.datetime | None = None
+    expires_at: Moment | None = None
     owner: str = ""
 
 
@@ -130,7 +132,7 @@ class NewCredit(Strict, frozen=True, kw_only=True):
     kind: Literal["paid", "promotional"] = "promotional"
     idempotency: Name
     note: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    expires_at: dt.datetime | None = None
+    expires_at: Moment | None = None
 
 
 class PriceTerms(Strict, frozen=True, kw_only=True):
@@ -150,15 +152,15 @@ class PriceTerms(Strict, frozen=True, kw_only=True):
 class NewPrice(PriceTerms, frozen=True, kw_only=True):
     """A version of a price, and when it is in force."""
 
-    from_at: dt.datetime | None = None
-    to_at: dt.datetime | None = None
+    from_at: Moment | None = None
+    to_at: Moment | None = None
 
 
 class ProposedPrice(PriceTerms, frozen=True, kw_only=True):
     """A price to play on the usage of [`used_from`, `used_to`); without both: of the last UTC month that is over."""
 
-    used_from: dt.datetime | None = None
-    used_to: dt.datetime | None = None
+    used_from: Moment | None = None
+    used_to: Moment | None = None
 
 
 class ProfileChange(Strict, frozen=True, kw_only=True):
@@ -219,6 +221,7 @@ class OrganisationView(msgspec.Struct, frozen=True, kw_only=True):
     is_demo: bool
     limits: Limits
     created_at: dt.datetime
+    needs_second_factor: bool
     invite_url: str | None = None  # of the owner, once
 
 
@@ -252,6 +255,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     since: dt.datetime
     signed_in_at: dt.datetime | None
+    second_factor: bool
 
 
 class LinkView(msgspec.Struct, frozen=True, kw_only=True):

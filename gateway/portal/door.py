@@ -19,12 +19,13 @@ from redis.exceptions import RedisError
 from contracts.errors import DependencyDown, PermissionDenied, ServingError
 from gateway.portal.people import People, Person, Place
 from gateway.portal.roles import Right, Role, may
-from gateway.portal.sessions import ABSOLUTE_S, Session, Sessions
+from gateway.portal.sessions import ABSOLUTE_S, OPENID, Session, Sessions
 from gateway.portal.transport import Transport
 from gateway.tenants import Organisation
 
 HOME: Final = "/portal"
 SIGN_IN: Final = "/portal/login"
+ACCOUNT: Final = "/portal/account"
 SESSION_COOKIE: Final = "pdgate_session"
 FORM_COOKIE: Final = "pdgate_form"
 CSRF_FIELD: Final = "csrf"
@@ -39,6 +40,12 @@ class SignInNeeded(ServingError):
     """Nobody is signed in; a page sends the browser to sign in first."""
 
     code, type, http_status = "sign_in_needed", "invalid_request_error", 401
+
+
+class SecondFactorNeeded(PermissionDenied):
+    """The organisation lets nobody in who signs in with a password alone; a page sends the browser to set a code up."""
+
+    code = "second_factor_needed"
 
 
 class ForgedForm(PermissionDenied):
@@ -107,6 +114,7 @@ class Door:
         if here is None and not places:
             raise NotAllowed("You are no member of any organisation. Ask for an invite.")
         here = here or places[0]
+        check_factor(session, who, here.organisation)
         visit = Visit(person=who, session=session, organisation=here.organisation, role=here.role, places=places)
         if not visit.may(right):
             raise NotAllowed(f"As {here.role} of {here.organisation.name} you may not do this.")
@@ -152,15 +160,22 @@ class Door:
         except (RedisError, OSError):
             raise DependencyDown("Nobody can sign in right now.", retry_after_s=2) from None
         await self.people.signed_in(person_id, how=how, address=self.transport.address(request.scope))
-        response.set_cookie(self._cookie(request, SESSION_COOKIE, token, max_age_s=ABSOLUTE_S))
-        response.set_cookie(self._cookie(request, FORM_COOKIE, "", max_age_s=0))
+        response.set_cookie(self.cookie(request, SESSION_COOKIE, token, max_age_s=ABSOLUTE_S))
+        response.set_cookie(self.cookie(request, FORM_COOKIE, "", max_age_s=0))
 
     async def leave(self, request: AnyRequest, response: Response[Any], session: Session, *, everywhere: bool) -> None:
         """Sign a person out, here or everywhere."""
         if everywhere:
             await self.sessions.end_all(session.person_id)
         await self.sessions.end(request.cookies.get(SESSION_COOKIE, ""), session)
-        response.set_cookie(self._cookie(request, SESSION_COOKIE, "", max_age_s=0))
+        response.set_cookie(self.cookie(request, SESSION_COOKIE, "", max_age_s=0))
+
+    async def keep_only(self, request: AnyRequest, session: Session) -> None:
+        """End every other session of a person: what they sign in with has changed."""
+        try:
+            await self.sessions.end_others(request.cookies.get(SESSION_COOKIE, ""), session.person_id)
+        except (RedisError, OSError):
+            raise DependencyDown("Other sessions cannot be ended right now.", retry_after_s=2) from None
 
     async def look_at(self, request: AnyRequest, visit: Visit, organisation_id: str) -> None:
         """Make the session look at another organisation. Raises NotAllowed."""
@@ -174,18 +189,28 @@ class Door:
         if known:
             return known, None
         token = secrets.token_urlsafe(32)
-        return token, self._cookie(request, FORM_COOKIE, token, max_age_s=ABSOLUTE_S)
+        return token, self.cookie(request, FORM_COOKIE, token, max_age_s=ABSOLUTE_S)
 
-    def _cookie(self, request: AnyRequest, name: str, value: str, *, max_age_s: int) -> Cookie:
+    def cookie(self, request: AnyRequest, name: str, value: str, *, max_age_s: int) -> Cookie:
+        """Return a cookie that scripts and other sites do not see; the pages' own ones go to the portal only."""
         return Cookie(
             key=name,
             value=value,
-            path=HOME if name == FORM_COOKIE else "/",
+            path="/" if name == SESSION_COOKIE else HOME,
             max_age=max_age_s,
             httponly=True,
             secure=self.transport.cookies_are_secure(request.scope),
             samesite="lax",
         )
+
+
+def check_factor(session: Session, who: Person, organisation: Organisation) -> None:
+    """Raise SecondFactorNeeded where an organisation asks for a second factor and a password is all there is.
+
+    Who comes from an OpenID provider has what the provider asks for.
+    """
+    if organisation.needs_second_factor and not who.has_second_factor and session.how != OPENID:
+        raise SecondFactorNeeded(f"{organisation.name} asks for a second factor. Set one up for your account first.")
 
 
 def safe_next(text: str | None) -> str:

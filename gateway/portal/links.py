@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from contracts.errors import BadRequest, NotFound
 from gateway.audit import record
+from gateway.ids import new_id
 from gateway.people_tables import link, person
 from gateway.portal.people import Person, add_member, add_person, normal_email
 from gateway.portal.roles import Role
 from gateway.tables import organisation
-from gateway.tenants import new_id
 
 INVITE, RESET, SIGN_IN = "invite", "reset", "sign_in"
 LIVES: Final = {INVITE: dt.timedelta(days=7), RESET: dt.timedelta(hours=24), SIGN_IN: dt.timedelta(hours=24)}

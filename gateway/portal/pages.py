@@ -12,9 +12,10 @@ from litestar.types import ExceptionHandlersMap
 from contracts.errors import BadRequest, DependencyDown, NotFound, ServingError
 from gateway.auth import DATABASE_ERRORS
 from gateway.errors import error_headers
-from gateway.portal.door import SIGN_IN, AnyRequest, Door, SignInNeeded, Visit
+from gateway.portal.door import ACCOUNT, SIGN_IN, AnyRequest, Door, SecondFactorNeeded, SignInNeeded, Visit
 from gateway.portal.figures import FILTERS
 from gateway.portal.navigation import menu_of
+from gateway.portal.sessions import Session
 from gateway.portal.shelf import Shelf
 
 log = structlog.get_logger()
@@ -38,12 +39,23 @@ class Pages:
         self.templates.globals.update(menu=menu_of, asset=shelf.address)
 
     def page(
-        self, request: AnyRequest, template: str, *, visit: Visit | None = None, status: int = 200, **values: Any
+        self,
+        request: AnyRequest,
+        template: str,
+        *,
+        visit: Visit | None = None,
+        session: Session | None = None,
+        status: int = 200,
+        **values: Any,
     ) -> Response[str]:
-        """Return a page. Templates always have `visit`, `csrf`, `path` and `open_http`: plain http over a network."""
+        """Return a page. Templates always have `visit`, `csrf`, `path` and `open_http`: plain http over a network.
+
+        `session`: of who is signed in and may not visit anything yet.
+        """
         cookie = None
-        if visit is not None:
-            csrf = visit.csrf
+        signed_in = visit or session
+        if signed_in is not None:
+            csrf = signed_in.csrf
         else:
             csrf, cookie = self._door.form_token(request)
         text = self.templates.get_template(template).render(
@@ -94,6 +106,8 @@ class Pages:
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             goes_back = request.method == "GET" and not request.headers.get("hx-request")
             return self.go(request, f"{SIGN_IN}?next={quote(here, safe='/')}" if goes_back else SIGN_IN)
+        if isinstance(error, SecondFactorNeeded) and request.method == "GET":
+            return self.go(request, ACCOUNT)
         response = self.page(request, "error.html", status=error.http_status, error=error)
         for name, value in error_headers(error).items():
             response.headers[name] = value

@@ -6,6 +6,7 @@ Hashing takes 64 MiB and tens of milliseconds, so at most two run at once; more 
 import asyncio
 import hashlib
 import ipaddress
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ WINDOW_S: Final = 15 * 60
 TRIES_OF_ACCOUNT: Final = 100
 TRIES_OF_ACCOUNT_FROM_ADDRESS: Final = 10
 TRIES_OF_ADDRESS: Final = 50
+TRIES_OF_CODE: Final = 5
+"""Per person, from wherever: three codes of a million are right at a time, so in a day 480 tries find one in 0.14 %."""
 
 _AT_ONCE: Final = 2
 
@@ -78,6 +81,9 @@ class Tries:
             _name("both", account, address_group(address)): TRIES_OF_ACCOUNT_FROM_ADDRESS,
             _name("address", address_group(address)): TRIES_OF_ADDRESS,
         }
+        await self._count(limits, "Too many attempts to sign in. Try again later.")
+
+    async def _count(self, limits: Mapping[str, int], refusal: str) -> None:
         async with self._redis.pipeline(transaction=True) as pipe:
             for name in limits:
                 pipe.incr(name)
@@ -87,7 +93,15 @@ class Tries:
         counted = zip(answers[::3], answers[2::3], limits.values(), strict=True)
         over_s = [ttl_s for tries, ttl_s, limit in counted if tries > limit]
         if over_s:
-            raise RateLimited("Too many attempts to sign in. Try again later.", retry_after_s=float(max(over_s)))
+            raise RateLimited(refusal, retry_after_s=float(max(over_s)))
+
+    async def count_code(self, person_id: str) -> None:
+        """Count one one-time code before it is looked at. Raises RateLimited."""
+        await self._count({_name("code", person_id): TRIES_OF_CODE}, "Too many codes were wrong. Try again later.")
+
+    async def forget_codes(self, person_id: str) -> None:
+        """Forget a person's codes: one was right."""
+        await self._redis.delete(_name("code", person_id))
 
     async def forget(self, account: str, address: str) -> None:
         """Forget an account's attempts from an address: it signed in."""

@@ -3,7 +3,7 @@
 import datetime as dt
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -12,10 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from contracts.errors import BadRequest, NotFound, ServingError
 from gateway.audit import record
-from gateway.people_tables import identity, membership, person
+from gateway.ids import new_id
+from gateway.people_tables import identity, membership, person, second_factor
 from gateway.portal.roles import Role
 from gateway.tables import organisation
-from gateway.tenants import Organisation, map_organisation, new_id
+from gateway.tenants import Organisation, map_organisation
 
 _EMAIL: Final = re.compile(r"[^@\s\x00-\x1f]{1,64}@[^@\s\x00-\x1f]{1,190}")
 MAX_NAME_CHARACTERS: Final = 200
@@ -39,6 +40,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     created_at: dt.datetime
     signed_in_at: dt.datetime | None
     disabled: bool
+    has_second_factor: bool = False
 
     @property
     def shown(self) -> str:
@@ -90,7 +92,7 @@ class People:
     async def password_of(self, email: str) -> tuple[Person, str | None] | None:
         """Return the person with an address, and the stored password."""
         async with self._engine.begin() as db:
-            query = sa.select(person).where(person.c.email == email.strip().lower())
+            query = _people().where(person.c.email == email.strip().lower())
             row = (await db.execute(query)).mappings().one_or_none()
         return (map_person(row), row["password_hash"]) if row else None
 
@@ -148,7 +150,7 @@ class People:
     async def members(self, tenant: str) -> Sequence[Member]:
         """Return an organisation's members, by address."""
         query = (
-            sa.select(person, membership.c.role, membership.c.created_at.label("since"))
+            _people(membership.c.role, membership.c.created_at.label("since"))
             .join(membership, membership.c.person_id == person.c.id)
             .where(membership.c.organisation_id == tenant)
             .order_by(person.c.email)
@@ -188,8 +190,13 @@ class People:
 
     async def _one(self, where: sa.ColumnElement[bool]) -> Person | None:
         async with self._engine.begin() as db:
-            row = (await db.execute(sa.select(person).where(where))).mappings().one_or_none()
+            row = (await db.execute(_people().where(where))).mappings().one_or_none()
         return map_person(row) if row else None
+
+
+def _people(*more: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    mine = sa.and_(second_factor.c.person_id == person.c.id, second_factor.c.confirmed_at.is_not(None))
+    return sa.select(person, sa.exists().where(mine).label("has_second_factor"), *more)
 
 
 async def add_person(
@@ -248,6 +255,7 @@ def map_person(row: sa.RowMapping) -> Person:
         created_at=row["created_at"],
         signed_in_at=row["signed_in_at"],
         disabled=row["disabled_at"] is not None,
+        has_second_factor=row.get("has_second_factor", False),
     )
 
 

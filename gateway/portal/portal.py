@@ -9,11 +9,13 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.portal.door import Door
+from gateway.portal.factors import Factors
 from gateway.portal.links import Links
 from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import People
+from gateway.portal.second_step import CodeStep, Steps, code_routes
 from gateway.portal.sessions import Sessions
 from gateway.portal.shelf import Shelf, shelf_routes
 from gateway.portal.sign_in import SignIn, sign_in_routes
@@ -43,8 +45,18 @@ class Portal:
                 client_id=settings.openid_client_id,
                 client_secret=settings.openid_client_secret,
             )
+        self.tries = Tries(redis)
+        self.factors = Factors(engine)
+        self.step = CodeStep(self.door, self.pages, self.factors, self.tries, Steps(redis))
         self.sign_in = SignIn(
-            self.door, self.pages, self.links, self.passwords, Tries(redis), provider=provider, openid=openid
+            self.door,
+            self.pages,
+            self.links,
+            self.passwords,
+            self.tries,
+            self.step,
+            provider=provider,
+            openid=openid,
         )
 
     def router(self, views: Sequence[HTTPRouteHandler]) -> Router:
@@ -55,7 +67,7 @@ class Portal:
 
         return Router(
             "/",
-            route_handlers=[*views, *shelf_routes(self.shelf), *sign_in_routes(self.sign_in)],
+            route_handlers=[*views, *shelf_routes(self.shelf), *sign_in_routes(self.sign_in), *code_routes(self.step)],
             middleware=[guard],
             exception_handlers=self.pages.error_handlers(),
             include_in_schema=False,

@@ -19,6 +19,7 @@ from contracts import keys
 
 IDLE_S: Final = 2 * 3600
 ABSOLUTE_S: Final = 12 * 3600
+OPENID: Final = "openid"
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     organisation_id: str  # what it looks at; empty = the first one
     csrf: str  # what forms and scripts of our own pages send along
     began_ms: int
-    how: str  # password | link | openid
+    how: str  # password, link, each with +code or +recovery where they have a second factor; openid
 
 
 class Sessions:
@@ -101,6 +102,16 @@ class Sessions:
         names = [keys.session(name.decode()) for name in await own]
         gone: int = await self._redis.delete(*names, keys.person_sessions(person_id))
         return max(0, gone - 1)
+
+    async def end_others(self, token: str, person_id: str) -> None:
+        """End every session of a person but the one with this token."""
+        own: Any = self._redis.smembers(keys.person_sessions(person_id))
+        others = [name for name in await own if name.decode() != _hash(token)]
+        if others:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(*(keys.session(name.decode()) for name in others))
+                pipe.srem(keys.person_sessions(person_id), *others)
+                await pipe.execute()
 
     def _left_ms(self, session: Session) -> int:
         return min(self._idle_ms, session.began_ms + self._absolute_ms - self._now_ms())

@@ -14,6 +14,8 @@ from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import Person
+from gateway.portal.second_step import CodeStep
+from gateway.portal.sessions import OPENID
 
 _WORDS: Final = {
     "invite": ("Join", "Join"),
@@ -36,6 +38,7 @@ class SignIn:
         links: Links,
         passwords: Passwords,
         tries: Tries,
+        step: CodeStep,
         *,
         provider: str = "",
         openid: OpenId | None = None,
@@ -46,6 +49,7 @@ class SignIn:
         self._links = links
         self._passwords = passwords
         self._tries = tries
+        self._step = step
         self._provider = provider
         self._openid = openid
 
@@ -85,9 +89,7 @@ class SignIn:
             words = "E-mail or password is wrong."
             return self.show(request, following=following, email=email, problem=words, status=401)
         await self._tries.forget(email, address)
-        response = self.pages.go(request, following)
-        await self.door.begin(request, response, who.id, how="password")
-        return response
+        return await self._step.let_in(request, who.id, how="password", following=following)
 
     async def go_to_provider(self, request: AnyRequest) -> Response[str]:
         """Send the browser to the OpenID provider."""
@@ -111,7 +113,7 @@ class SignIn:
         browser = request.cookies.get(FORM_COOKIE, "")
         who, following = await self._provided().end(state=given.get("state", ""), code=given["code"], browser=browser)
         response = self.pages.go(request, following)
-        await self.door.begin(request, response, who.id, how="openid")
+        await self.door.begin(request, response, who.id, how=OPENID)
         return response
 
     def _provided(self) -> OpenId:
@@ -149,9 +151,10 @@ class SignIn:
             person_id = await self._use(request, found, token, password=password, name=str(fields.get("name", "")))
         except BadRequest as error:
             return await self.show_link(request, token, problem=error.message, status=400)
-        response = self.pages.go(request, HOME)
-        await self.door.begin(request, response, person_id, how="link")
-        return response
+        session = await self.door.session_of(request)
+        if session is not None and session.person_id == person_id:  # an invite of somebody who is signed in
+            return self.pages.go(request, HOME)
+        return await self._step.let_in(request, person_id, how="link", following=HOME)
 
     async def _use(self, request: AnyRequest, found: Link, token: str, *, password: str, name: str) -> str:
         if found.kind == RESET:

@@ -17,6 +17,7 @@ from contracts.usage import Outcome
 from gateway.bounds import Bounds
 from gateway.changes import Announcer, HoldBook
 from gateway.holds import READ_ONLY, SUSPENDED, Hold
+from gateway.ids import hash_key
 from gateway.limits import Limits
 from gateway.scopes import (
     Scopes,
@@ -29,7 +30,7 @@ from gateway.scopes import (
     client_address,
 )
 from gateway.tables import change
-from gateway.tenants import KeyKnown, hash_key, publish_key_state
+from gateway.tenants import KeyKnown, publish_key_state
 
 NO_MODEL = {**HELLO, "model": "none"}
 

@@ -18,6 +18,7 @@ from contracts.settlement import LimitHit, Reserved
 from contracts.units import Nano, NanoPerMillion
 from contracts.wire import Refused
 from gateway.auth import ASK_AGAIN_S, FRESH_S, STALE_S, Authenticator
+from gateway.ids import hash_key, new_key
 from gateway.limits import Limits, Need, Scope, affordable_tokens, claim, duration, headers
 from gateway.outputs import EventStream
 from gateway.prompt import TokenizerUnusable, load_prompt
@@ -27,7 +28,7 @@ from gateway.schemas.answers import Telling, money_text
 from gateway.schemas.conversation import Message
 from gateway.single_flight import SingleFlight
 from gateway.sse import DONE, ChunkTemplate
-from gateway.tenants import ApiKey, hash_key, new_key
+from gateway.tenants import ApiKey
 from gateway.writer import PING, PING_S, EventWriter
 
 PRICE = Price(

@@ -20,6 +20,8 @@ EVERYBODYS = {"billing.slo_promise"}
 OPERATORS = {
     "tenancy.model_name",
     "tenancy.model",
+    "tenancy.second_factor",
+    "tenancy.recovery_code",
     "billing.rerating",
     "billing.rerating_line",
     "billing.share_group",

@@ -28,7 +28,7 @@ async def portal(
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the browser's tests unread where they are deselected: Playwright belongs to `make e2e`."""
-    if collection_path.name == "test_portal_browser.py" and "not e2e" in config.option.markexpr:
+    """Leave the browsers' tests unread where they are deselected: Playwright belongs to `make e2e`."""
+    if collection_path.name.endswith("_browser.py") and "not e2e" in config.option.markexpr:
         return True
     return None

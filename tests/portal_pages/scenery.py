@@ -50,6 +50,7 @@ async def furnished(site: Site) -> Mapping[str, str]:
         "keys": "/portal/keys",
         "limits": "/portal/limits",
         "members": "/portal/members",
+        "account": "/portal/account",
         "audit": "/portal/audit",
         "budgets": "/portal/budgets",
         "invoices": "/portal/invoices",

@@ -111,7 +111,7 @@ async def test_no_page_has_a_serious_accessibility_finding(site: Site, tmp_path:
     found = []
     for dark in (False, True):
         page = await site.page(email, dark=dark)
-        for path in [*PATHS, "/portal/login"]:
+        for path in [*PATHS, "/portal/account", "/portal/login"]:
             await page.goto(path)
             await page.evaluate(axe)
             result = await page.evaluate("axe.run({resultTypes: ['violations']})")

@@ -49,7 +49,7 @@ async def test_who_is_not_signed_in_is_sent_to_the_sign_in_from_every_page(porta
 async def test_no_page_has_a_script_or_style_or_handler_of_its_own(portal: PortalRig) -> None:
     rid = (await play(portal))[0]
     browser = await portal.signed_in(Role.OPERATOR)
-    for path in [place.path for place in PLACES] + [f"/portal/requests/{rid}", "/portal/login"]:
+    for path in [place.path for place in PLACES] + [f"/portal/requests/{rid}", "/portal/account", "/portal/login"]:
         answer = await browser.get(path)
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self';" in policy

@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from gateway.portal.links import Links
 from gateway.portal.people import People
+from gateway.portal.views.account import Account, account_routes
 from gateway.portal.views.audit import audit_view_routes
 from gateway.portal.views.controls import FleetControls, control_routes
 from gateway.portal.views.desk import Desk
@@ -17,6 +18,7 @@ from gateway.portal.views.economics import economics_view_routes
 from gateway.portal.views.fleet import fleet_view_routes
 from gateway.portal.views.keys import key_view_routes
 from gateway.portal.views.limits import limit_view_routes
+from gateway.portal.views.member_factors import member_factor_routes
 from gateway.portal.views.money import MoneyWriter, money_view_routes
 from gateway.portal.views.overview import overview_routes
 from gateway.portal.views.people import people_view_routes
@@ -33,6 +35,7 @@ def view_routes(
     *,
     writer: MoneyWriter,
     controls: FleetControls,
+    account: Account,
 ) -> list[HTTPRouteHandler]:
     """Return the handlers of every view."""
     return [
@@ -44,9 +47,11 @@ def view_routes(
         *limit_view_routes(desk, controls.organisations),
         *money_view_routes(desk, writer),
         *people_view_routes(desk, people, links),
+        *member_factor_routes(desk, people, account.factors),
         *audit_view_routes(desk, people),
         *status_view_routes(desk),
         *fleet_view_routes(desk, controls),
         *control_routes(desk, controls),
         *economics_view_routes(desk),
+        *account_routes(account),
     ]

@@ -38,14 +38,6 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
             shown=shown,
         )
 
-    async def about(visit: Visit, person_id: str) -> Role:
-        role = await people.role_of(visit.tenant, person_id)
-        if role is None:
-            raise NotFound("There is no such member.")
-        if not may_give(visit.role, role):
-            raise NotAllowed("Only owners change owners.")
-        return role
-
     @get("/portal/members")
     async def list_members(request: Request[Any, Any, Any]) -> Response[str]:
         """Show members and open invites."""
@@ -66,7 +58,7 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
         """Give a member another role."""
         visit = await desk.enter(request, Right.MEMBERS)
         form = await desk.door.form(request, visit)
-        await about(visit, person_id)
+        await check_about(people, visit, person_id)
         await people.set_role(visit.tenant, person_id, _role(form.get("role"), visit), actor=visit.actor)
         return desk.pages.go(request, "/portal/members")
 
@@ -75,7 +67,7 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
         """Remove a member."""
         visit = await desk.enter(request, Right.MEMBERS)
         await desk.door.form(request, visit)
-        await about(visit, person_id)
+        await check_about(people, visit, person_id)
         await people.remove(visit.tenant, person_id, actor=visit.actor)
         return desk.pages.go(request, "/portal/members")
 
@@ -88,6 +80,15 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
         return desk.pages.go(request, "/portal/members")
 
     return [list_members, invite, set_role, remove, withdraw]
+
+
+async def check_about(people: People, visit: Visit, person_id: str) -> None:
+    """Raise NotFound, or NotAllowed when the visitor may not change this member."""
+    role = await people.role_of(visit.tenant, person_id)
+    if role is None:
+        raise NotFound("There is no such member.")
+    if not may_give(visit.role, role):
+        raise NotAllowed("Only owners change owners.")
 
 
 def _role(text: Any, visit: Visit) -> Role:
