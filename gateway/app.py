@@ -23,9 +23,6 @@ from contracts.environment import asyncpg_url
 from contracts.errors import ServingError
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
-from contracts.usage import Outcome
-from contracts.v1 import worker_pb2 as pb
-from contracts.wire import InboxEntry
 from gateway.admin.api import AdminApi
 from gateway.admin.callers import Callers
 from gateway.admission import Admission
@@ -58,6 +55,7 @@ from gateway.names import NameBook
 from gateway.notices import Notices
 from gateway.openapi import describe_errors
 from gateway.outage import Outage
+from gateway.outward import Outward
 from gateway.parquet import ParquetExports
 from gateway.patience import Patience
 from gateway.portal.portal import Portal
@@ -68,7 +66,7 @@ from gateway.portal.views.desk import Desk
 from gateway.portal.views.playground import playground_routes
 from gateway.prices import Prices
 from gateway.prompt import PromptWorkshop
-from gateway.purse import Purse, Spender
+from gateway.purse import Purse
 from gateway.records import Records
 from gateway.response_book import ResponseBook
 from gateway.responses import Responses
@@ -89,7 +87,6 @@ from gateway.settlement import Settlement
 from gateway.starter import Starter
 from gateway.table import LiveTable
 from gateway.tenants import NoSuchTenant, Tenants
-from gateway.terms import Closed
 from gateway.traces import Traces
 from gateway.usage_reports import UsageReports
 from gateway.warming import Warming
@@ -104,28 +101,6 @@ _RESTART_S: Final = 0.5
 _TICK_S: Final = 1.0
 _REDIS_CONNECTIONS: Final = 8
 _REDIS_TIMEOUT_S: Final = 2.0
-
-
-class Outward:
-    """What generations set in motion, passed to the parts that do it."""
-
-    def __init__(self, fleet: Fleet, inbox: Inbox, settlement: Settlement, *, purse: Purse, lengths: Lengths) -> None:
-        self.abort_on_worker: Callable[[str, pb.AttemptId, str], None] = fleet.abort_on_worker
-        self.silent_s: Callable[[str], float] = fleet.silent_s
-        self.reachable: Callable[[str], bool] = fleet.reachable
-        self.doubt: Callable[[str], None] = fleet.doubt
-        self.tell_scheduler: Callable[[str, InboxEntry], None] = inbox.tell
-        self.ask_for_money: Callable[[Spender], None] = purse.ask
-        self.found_cached: Callable[[str, str, int], None] = purse.found_cached
-        self._settlement = settlement
-        self._lengths = lengths
-
-    def settle(self, closed: Closed) -> None:
-        """Hand a closed request to settlement, and learn from it."""
-        event = closed.event
-        if event.outcome is Outcome.FINISHED and event.tokens.decode:  # none: a prompt computed ahead
-            self._lengths.ended(event.org, event.model, event.tokens.decode)
-        self._settlement.offer(closed)
 
 
 class Gateway:

@@ -15,9 +15,10 @@ from contracts.lifecycle import Role
 from contracts.orders import MAX_ORDERS, Answer, Order, answer, orders
 from contracts.wire import FIELD, Registration, encode
 from pdgate.connection import open_redis
+from pdgate.layout import catalog_file
 from pdgate.output import AsJson, show
 from pdgate.preflight import CannotStart
-from pdgate.serving_commands import CatalogFile, all_models
+from pdgate.serving_commands import CatalogFile, all_models, read_models
 from scheduler.policy.pairing import mismatch
 from scheduler.worker import compatibility_of
 

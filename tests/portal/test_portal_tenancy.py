@@ -22,6 +22,7 @@ OPERATORS = {
     "tenancy.model",
     "tenancy.second_factor",
     "tenancy.recovery_code",
+    "billing.payment_customer",
     "billing.rerating",
     "billing.rerating_line",
     "billing.share_group",
