@@ -37,6 +37,8 @@ CLUSTER = {
     "cache-salt-key": "salt",
     "peer-token": "what-peers-show-each-other",
     "billing-admin-token": "token",
+    "stripe-api-key": "sk_test_1",
+    "stripe-webhook-secrets": "whsec_1,whsec_2",
     "metadata.name": "pdgate-abc",
     "spec.nodeName": "node-7",
     "status.podIP": "10.1.2.3",
@@ -111,6 +113,7 @@ def test_every_variable_is_a_setting_of_its_process(objects):
         seen.add(module)
         if isinstance(settings, Billing):
             assert settings.admin_listen == "10.1.2.3:9200"  # gateways find it in Redis and call it there
+            assert settings.stripe_webhook_secrets == ("whsec_1", "whsec_2")
         if isinstance(settings, Worker):
             assert (settings.id, settings.advertise, settings.node) == ("pdgate-abc", "10.1.2.3", "node-7")
     assert seen == set(PROCESSES)
@@ -130,6 +133,8 @@ def test_secrets_are_named_and_never_held(objects):
         ("pdgate", "cache-salt-key", False),
         ("pdgate", "peer-token", False),
         ("pdgate", "billing-admin-token", True),
+        ("pdgate", "stripe-api-key", True),
+        ("pdgate", "stripe-webhook-secrets", True),
     }
 
 
