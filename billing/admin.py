@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing import invoices, sharing
 from billing.budgets import THRESHOLDS, Budget, Budgets, remove_budget, set_budget
 from billing.collection import Collector
+from billing.collection_book import set_customer
 from billing.corrections import Wanted, correct
 from billing.credits import NewGrant, grant, lock_organisation
 from billing.invoice_book import Invoice, State, find_invoice, tenants_to_invoice_across_tenants
@@ -281,6 +282,14 @@ class Admin(billing_pb2_grpc.AdminServicer):
                 await self._collector.note_made(conn, found, min(refundable, found.credits_cents))
         await self._sync(request.organisation)
         return _state(await self._settled(found, context))
+
+    async def SetPaymentCustomer(self, request: pb.PaymentCustomer, context: Any) -> pb.Done:  # noqa: N802
+        """Say which buyer of the provider an organisation is."""
+        async with self._transaction(context) as conn:
+            if self._collector is None or not request.reference:
+                raise ValueError("needs a payment provider (BILLING_STRIPE_API_KEY) and its id of the buyer")
+            await set_customer(conn, request.organisation, self._collector.provider, request.reference)
+        return pb.Done(changed=True)
 
     async def ProviderEvent(self, request: pb.ProviderMessage, context: Any) -> pb.Done:  # noqa: N802
         """Record what a payment provider says by itself."""

@@ -146,6 +146,8 @@ class Collector:
             known = await book.find_collection(conn, found.id)
             assert known is not None
             match answer:
+                case Collected() if known.state is not Stage.PAID and answer.amount_cents != left:
+                    await self._mismatch(conn, found, answer.reference, answer.amount_cents, found.currency, left)
                 case Collected():
                     await self._paid(conn, found.organisation, known, answer)
                 case Pending() if known.state in UNSETTLED:
@@ -175,7 +177,7 @@ class Collector:
         async with self._engine.connect() as conn:
             customer = await book.customer_of(conn, found.organisation, self.provider)
         asked = self._asked(found, row, row.amount_cents, customer)
-        collected = await self._provider.withdraw(asked, paid=found.state is State.PAID)
+        collected = await self._provider.withdraw(asked)
         async with self._engine.begin() as conn:
             await lock_organisation(conn, found.organisation)
             if collected is not None:
@@ -226,7 +228,9 @@ class Collector:
                     left,
                 )
                 if not right:
-                    await self._mismatch(conn, found, event, row.amount_cents)
+                    await self._mismatch(
+                        conn, found, event.reference, event.amount_cents, event.currency, row.amount_cents
+                    )
                     return True
                 collected = Collected(reference=event.reference, amount_cents=event.amount_cents)
                 await self._paid(conn, event.organisation, row, collected)
@@ -292,18 +296,16 @@ class Collector:
         log.info("payment_collected", provider=self.provider, invoice=found.number, cents=collected.amount_cents)
         await book.change(conn, found.id, state=Stage.PAID, reference=collected.reference, reason="")
 
-    async def _mismatch(self, conn: AsyncConnection, found: Invoice, event: PaymentEvent, asked_cents: int) -> None:
-        said = f"{event.amount_cents} cents {event.currency.upper()}"
+    async def _mismatch(
+        self, conn: AsyncConnection, found: Invoice, reference: str, cents: int, currency: str, asked_cents: int
+    ) -> None:
+        said, asked = f"{cents} cents {currency.upper()}", f"{asked_cents} cents {found.currency}"
         log.error(
-            "payment_mismatch",
-            provider=self.provider,
-            invoice=found.number,
-            reference=event.reference,
-            said=said,
-            asked=f"{asked_cents} cents {found.currency}",
-        )
-        reason = f"the provider says {said} of {asked_cents} cents {found.currency}"
-        await book.change(conn, found.id, state=Stage.MISMATCH, reference=event.reference, reason=reason)
+            "payment_mismatch", provider=self.provider, invoice=found.number, reference=reference, said=said,
+            asked=asked,
+        )  # fmt: skip
+        reason = f"the provider says {said} of {asked}"
+        await book.change(conn, found.id, state=Stage.MISMATCH, reference=reference, reason=reason)
 
     async def _wait(self, found: Invoice, why: str) -> None:
         log.warning("payment_waits", provider=self.provider, invoice=found.number, why=why)

@@ -104,7 +104,7 @@ class PaymentProvider(Protocol):
         """Collect what is due."""
         ...
 
-    async def withdraw(self, asked: Asked, *, paid: bool) -> Collected | None:
+    async def withdraw(self, asked: Asked) -> Collected | None:
         """Stop collecting an invoice that was paid elsewhere, or is void; return what was collected all the same."""
         ...
 

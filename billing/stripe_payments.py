@@ -146,10 +146,9 @@ class Stripe:
             )
         return await self._pay(asked, found)
 
-    async def withdraw(self, asked: Asked, *, paid: bool) -> Collected | None:
-        """Void an invoice, or mark it as paid elsewhere."""
+    async def withdraw(self, asked: Asked) -> Collected | None:
+        """Void an invoice, also one that was paid elsewhere: marked as paid, it would be told of like a payment."""
         found = await self._find(asked)
-        number = asked.invoice.number
         if found is None:
             return None
         match found.status:
@@ -158,12 +157,9 @@ class Stripe:
                 return done if isinstance(done, Collected) and done.amount_cents else None
             case "draft":
                 await self._do(lambda: self._api.invoices.delete_async(found.id))
-            case "open" | "uncollectible" if paid:
-                key = _once(f"{number}-elsewhere")
-                elsewhere = {"paid_out_of_band": True}
-                await self._do(lambda: self._api.invoices.pay_async(found.id, elsewhere, key))
             case "open" | "uncollectible":
-                await self._do(lambda: self._api.invoices.void_invoice_async(found.id, {}, _once(f"{number}-void")))
+                key = _once(f"{asked.invoice.number}-void")
+                await self._do(lambda: self._api.invoices.void_invoice_async(found.id, {}, key))
             case _:
                 pass  # void already
         return None

@@ -177,6 +177,13 @@ def buyer(  # noqa: PLR0917 - options have names
     typer.echo(f"billing data of {org} are set")
 
 
+@invoices_app.command("customer")
+def customer(org: Org, reference: Annotated[str, typer.Argument(help="Stripe's id of the buyer, cus_….")]) -> None:
+    """Bind an organisation to a customer that Stripe has; otherwise its first invoice makes one."""
+    call("SetPaymentCustomer", pb.PaymentCustomer(organisation=org, reference=reference))
+    typer.echo(f"{org} is {reference} from now on")
+
+
 @invoices_app.command("list")
 def list_all(org: Org, as_json: AsJson = False) -> None:
     """List an organisation's invoices and credit notes, newest first."""

@@ -340,6 +340,14 @@ class NewCreditNote(_message.Message):
     refund: bool
     def __init__(self, organisation: _Optional[str] = ..., id: _Optional[str] = ..., amount_cents: _Optional[int] = ..., reason: _Optional[str] = ..., idempotency: _Optional[str] = ..., refund: _Optional[bool] = ...) -> None: ...
 
+class PaymentCustomer(_message.Message):
+    __slots__ = ("organisation", "reference")
+    ORGANISATION_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    organisation: str
+    reference: str
+    def __init__(self, organisation: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
+
 class ProviderMessage(_message.Message):
     __slots__ = ("provider", "body", "signature")
     PROVIDER_FIELD_NUMBER: _ClassVar[int]

@@ -109,6 +109,11 @@ class AdminStub:
                 request_serializer=contracts_dot_v1_dot_billing__pb2.NewCreditNote.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_billing__pb2.InvoiceState.FromString,
                 _registered_method=True)
+        self.SetPaymentCustomer = channel.unary_unary(
+                '/pdgate.billing.v1.Admin/SetPaymentCustomer',
+                request_serializer=contracts_dot_v1_dot_billing__pb2.PaymentCustomer.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_billing__pb2.Done.FromString,
+                _registered_method=True)
         self.ProviderEvent = channel.unary_unary(
                 '/pdgate.billing.v1.Admin/ProviderEvent',
                 request_serializer=contracts_dot_v1_dot_billing__pb2.ProviderMessage.SerializeToString,
@@ -219,6 +224,12 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPaymentCustomer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ProviderEvent(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -314,6 +325,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CreditNote,
                     request_deserializer=contracts_dot_v1_dot_billing__pb2.NewCreditNote.FromString,
                     response_serializer=contracts_dot_v1_dot_billing__pb2.InvoiceState.SerializeToString,
+            ),
+            'SetPaymentCustomer': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPaymentCustomer,
+                    request_deserializer=contracts_dot_v1_dot_billing__pb2.PaymentCustomer.FromString,
+                    response_serializer=contracts_dot_v1_dot_billing__pb2.Done.SerializeToString,
             ),
             'ProviderEvent': grpc.unary_unary_rpc_method_handler(
                     servicer.ProviderEvent,
@@ -736,6 +752,33 @@ class Admin:
             '/pdgate.billing.v1.Admin/CreditNote',
             contracts_dot_v1_dot_billing__pb2.NewCreditNote.SerializeToString,
             contracts_dot_v1_dot_billing__pb2.InvoiceState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPaymentCustomer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdgate.billing.v1.Admin/SetPaymentCustomer',
+            contracts_dot_v1_dot_billing__pb2.PaymentCustomer.SerializeToString,
+            contracts_dot_v1_dot_billing__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

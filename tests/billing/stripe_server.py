@@ -136,9 +136,6 @@ class StripeServer:
     def _pay(self, about, told):
         if about["status"] != "open":
             raise Refusal(400, "invalid_request_error", "invoice_not_payable", "Invoice is already paid")
-        if told.get("paid_out_of_band") == "true":
-            about |= {"status": "paid"}
-            return about
         if self.no_card:
             raise Refusal(
                 400, "invalid_request_error", "resource_missing", "This customer has no default payment method"

@@ -303,9 +303,27 @@ async def test_an_invoice_that_was_paid_by_transfer_is_no_longer_collected_by_st
     made = await shop.issue(300)
     bank = pb.Payment(organisation=ORG, id=str(made), reference="bank 7", amount_cents=300)
     await shop.admin.Pay(bank, None)
-    assert server.invoices["in_0"]["status"] == "paid"
+    assert server.invoices["in_0"]["status"] == "void"
+    await shop.told("invoice.voided")
     assert (server.charges, await shop.payments()) == ([], [("manual", 300)])
     assert await shop.state(made) == (State.PAID, Stage.WITHDRAWN)
+
+
+async def test_a_buyer_that_stripe_knows_is_charged_as_that_one(shop, server):
+    await shop.admin.SetPaymentCustomer(pb.PaymentCustomer(organisation=ORG, reference="cus_known"), None)
+    await shop.issue(300)
+    assert server.invoices["in_0"]["customer"] == "cus_known"
+    assert server.customers == {}
+
+
+async def test_another_amount_in_stripes_answer_is_not_recorded(shop, server):
+    server.fail("/v1/invoices", "lost", times=3)
+    with shop.impatient():
+        made = await shop.issue(300)
+    server.invoices["in_0"] |= {"status": "paid", "total": 200, "amount_due": 200, "amount_paid": 200}
+    await shop.later(minutes=2)
+    assert await shop.state(made) == (State.ISSUED, Stage.MISMATCH)
+    assert await shop.payments() == []
 
 
 @pytest.mark.parametrize("changes", [{"amount_paid": 299}, {"amount_paid": 30_000}, {"currency": "usd"}])
