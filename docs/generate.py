@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from benches.plan_tables import agreement_table, choices_table, mocker_table, pairs_table, peers_table
+from benches.scale_table import box_table
 from benches.scaling import limit_table, measured, size_table
 from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerState
 
@@ -53,7 +54,9 @@ def rewritten(page: str, part: str, text: str) -> str:
 def scaling(page: str) -> str:
     """Return docs/scaling.md with the tables that follow from benches/results."""
     costs = measured()
-    return rewritten(rewritten(page, "limits", limit_table(costs)), "sizes", size_table(costs))
+    for part, table in (("limits", limit_table(costs)), ("sizes", size_table(costs)), ("box", box_table())):
+        page = rewritten(page, part, table)
+    return page
 
 
 PLANNER = Path(__file__).with_name("planner.md")
