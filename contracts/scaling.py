@@ -13,6 +13,7 @@ price_per_hour = "2.50"                # of one worker, currency units, where th
 budget_per_hour = "10.00"              # most that the pool's workers may cost; default: no limit
 spot_share = 0.0                       # share (0 to 1) of the workers above the floors that may be on spot capacity
 zones = ["a", "b"]                     # default: none
+residence_s = 120                      # least time that a worker serves before another model may have its room
 ```
 """
 
@@ -49,6 +50,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     budget_per_hour: str = ""
     spot_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     zones: tuple[str, ...] = ()
+    residence_s: Annotated[float, msgspec.Meta(ge=0)] = 120.0
+    """Where models share machines: for how long workers serve, at least, before another model may have their room."""
 
     @property
     def price_nano(self) -> Nano:
@@ -100,6 +103,14 @@ class ScaleNote(msgspec.Struct, frozen=True, kw_only=True):
     """Its workers run the timed engine."""
     blocked: str = ""
     """Why workers cannot be had, where that is so."""
+
+    keeps_rps: float = 0.0
+    """The pool's hold on room that it shares with others (scheduler.policy.packing.Stake)."""
+    gains_rps: float = 0.0
+    wants: int = 0
+    spare: int = 0
+    giving: int = 0
+    resident_s: float = 0.0
 
     @property
     def wakes(self) -> bool:

@@ -12,7 +12,7 @@ A new term stops nobody before it has watched for as long as the policy wants fe
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -46,10 +46,12 @@ from scheduler.policy.headcount import (
     Wake,
     WhyScale,
 )
+from scheduler.policy.packing import PackingLimits
 from scheduler.policy.queueing import Corrections, Split
 from scheduler.policy.scaling import scale
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.registry import WorkerRegistry
+from scheduler.room import SharedRoom
 from scheduler.waiting import WaitingQueue
 
 log = structlog.get_logger()
@@ -78,6 +80,7 @@ class Autoscaler:
         pool: str,
         *,
         scaling: Scaling,
+        neighbours: Sequence[str] = (),
         fleet: Fleet,
         mode: ScaleMode,
         registry: WorkerRegistry,
@@ -92,7 +95,7 @@ class Autoscaler:
         now_s: Callable[[], float] = time.monotonic,
         now_unix_ms: Callable[[], float] = lambda: time.time() * 1000,
     ) -> None:
-        """`simulated`: the fleet's workers run the timed engine."""
+        """`simulated`: the fleet's workers run the timed engine. `neighbours`: pools that may share its machines."""
         self._redis = redis
         self._pool = pool
         self._scaling = scaling
@@ -112,6 +115,15 @@ class Autoscaler:
         self.bounds = bounds_of(scaling)
         self.crew = Crew(
             pool, fleet=fleet, registry=registry, drain_s=controller.drain_s, now_s=now_s, now_unix_ms=now_unix_ms
+        )
+        self._room = SharedRoom(
+            redis,
+            pool,
+            neighbours=neighbours,
+            crew=self.crew,
+            bounds=self.bounds,
+            limits=PackingLimits(residence_s=scaling.residence_s),
+            clear_s=self.limits.clear_s,
         )
         self._trend = ArrivalTrend()
         self._state = ScaleState(last_up_s=now_s())
@@ -232,6 +244,7 @@ class Autoscaler:
 
     async def _decide(self) -> None:
         await self._recall_renewal()
+        await self._room.read()
         now_s, before = self._now_s(), self._state
         ground = await self._ground()
         sight = self._sight(now_s, ground)
@@ -243,6 +256,8 @@ class Autoscaler:
         self._instruments.scale_ticks.add(1, {"pool": self._pool, "mode": self._mode, "reason": plan.why.value})
         self._decisions.scaled(plan, self._mode, changed=self.plan is None or plan.why is not self.plan.why)
         self.plan = plan
+        self._room.look(plan, sight, boot_s=self._boot_s if self._boot_s != BOOT_PRIOR_S else None, now_s=now_s)
+        self._give_way(sight, now_s)
         self._blocked = self._what_blocks(plan)
         if plan.steps:
             log.info(
@@ -281,6 +296,14 @@ class Autoscaler:
                 self.crew.let_go(step.worker_id, for_good=step.why is WhyScale.RENEW)
                 return "stop", step.worker_id
 
+    def _give_way(self, sight: ScaleSight, now_s: float) -> None:
+        given = self._room.to_give(sight, now_s) if self._mode == "auto" else None
+        for member in given[1] if given is not None else ():
+            self.crew.let_go(member.worker_id, for_good=True)
+            labels = {"pool": self._pool, "step": "stop", "role": member.role.value, "reason": WhyScale.EVICTED.value}
+            self._instruments.scale_steps.add(1, labels)
+            log.info("worker_evicted", pool=self._pool, worker_id=member.worker_id, taker=given and given[0].taker)
+
     async def _ground(self) -> Ground:
         """Return what the fleet offers: never more than the operator allows, those that do not stay up included."""
         capacity = await self._fleet.capacity(self._pool)
@@ -291,10 +314,13 @@ class Autoscaler:
             for worker_id in self.crew.stranded(capacity.free, after_s=self.limits.stranded_s):
                 log.warning("worker_given_up", pool=self._pool, worker_id=worker_id)
                 self.crew.give_up(worker_id)
+        self._room.crowded = capacity.crowded
         back = self.crew.recallable
         left = max(0, self.bounds.max_workers - len(self.crew.instances) + sum(back.values()))
         if self.crew.failed and not self.serving:
             left = 0  # another one would fail like them
+        if self._room.is_anothers:
+            left = 0
         bad = self.crew.bad_zones()
         bad = bad if capacity.free.keys() - bad else ()  # nowhere else to go
         return Ground(
@@ -332,7 +358,7 @@ class Autoscaler:
             return ""
         if self.crew.failed:
             return f"its workers do not stay up: {self.crew.failed[0].message}"
-        if plan.steps or not self._waiting:
+        if plan.steps or not self._waiting or self._room.comes:
             return ""
         return f"no worker can be had: {plan.why.value}"
 
@@ -387,7 +413,7 @@ class Autoscaler:
             blocked=self._blocked,
             simulated=self._simulated,
         )
-        self._outbox.write(("SET", keys.scaling(self._pool), encode_note(note), "PX", NOTE_HOLDS_MS))
+        self._outbox.write(("SET", keys.scaling(self._pool), encode_note(self._room.told(note)), "PX", NOTE_HOLDS_MS))
 
 
 def bounds_of(scaling: Scaling) -> Bounds:

@@ -58,6 +58,7 @@ class Crew:
         self._leaving: dict[str, tuple[float, float]] = {}  # when asked, until when
         self._for_good: set[str] = set()  # of those who leave: they are not called back
         self._placing_since_s: dict[str, float] = {}
+        self._ready_since_s: dict[str, float] = {}
         self._shunned: dict[str, float] = {}  # zones, until when
         self._stopped: set[str] = set()
         self._first_look = True
@@ -83,6 +84,8 @@ class Crew:
         now_s = self._now_s()
         placing = {i: self._placing_since_s.get(i, now_s) for i, one in found.items() if not _is_placed(one)}
         self._placing_since_s = placing
+        ready = {worker.worker_id for worker in self._registry.workers() if worker.ready}
+        self._ready_since_s = {i: self._ready_since_s.get(i, now_s) for i in found.keys() & ready}
 
     @property
     def instances(self) -> Collection[Instance]:
@@ -111,6 +114,16 @@ class Crew:
             for worker_id in self._booting
             if worker_id in self._instances
         )
+
+    @property
+    def resident_s(self) -> float:
+        """For how long the youngest of those who serve has served, in this term."""
+        return self._now_s() - max(self._ready_since_s.values(), default=self._now_s())
+
+    @property
+    def giving(self) -> bool:
+        """Whether somebody leaves who will not be called back."""
+        return bool(self._for_good)
 
     @property
     def restless(self) -> bool:

@@ -137,6 +137,7 @@ class Helm:
                 redis,
                 pool,
                 scaling=profile.scaling,
+                neighbours=profile.neighbours,
                 fleet=fleet,
                 mode=settings.scaling,
                 registry=registry,

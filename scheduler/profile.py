@@ -27,6 +27,8 @@ class PoolProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     scaling: Scaling | None = None
     """How many workers it may have; None = those it was started with."""
+    neighbours: tuple[str, ...] = ()
+    """Other pools that scale, and so may share machines with it."""
 
     @classmethod
     def of(cls, catalog: Catalog, pool: str) -> "PoolProfile":
@@ -42,5 +44,6 @@ class PoolProfile(msgspec.Struct, frozen=True, kw_only=True):
             tiers=tiers,
             latency=first.latency,
             scaling=first.scaling,
+            neighbours=tuple(p for p in catalog.pools if p != pool and catalog.scaling_of(p) is not None),
             resident_tpot_ms=min(tpots, default=None),
         )

@@ -153,7 +153,9 @@ class LocalFleet:
         launch = self._launch(pool)
         free = {zone: self._free(pool, zone, launch) for zone in launch.zones}
         spot = launch.spot_per_hour is not None
-        return Capacity(free=free, free_spot=free if spot else {})
+        mine = sum(1 for kept in self._kept.values() if kept.spec.pool == pool)
+        full = not any(free.values()) and mine < launch.max_workers * len(launch.zones)
+        return Capacity(free=free, free_spot=free if spot else {}, crowded=full and len(self._kept) > mine)
 
     async def price(self, pool: str) -> Price:
         """See Fleet."""

@@ -88,6 +88,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     free: Mapping[str, int]
     """By zone; `{"": n}` where there are none."""
     free_spot: Mapping[str, int] = {}
+    crowded: bool = False
+    """There is none because of what other pools have taken: what one of them gives up, this one could have."""
 
     @property
     def total(self) -> int:

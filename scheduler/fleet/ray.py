@@ -129,8 +129,8 @@ class RayFleet:
     async def capacity(self, pool: str) -> Capacity:
         """See Fleet."""
         launch = self._launch(pool)
-        free = await self._call(lambda: self._free(pool, launch, self._look()), f"tell the room of {pool!r}")
-        return Capacity(free=free, free_spot=free if launch.spot_per_hour is not None else {})
+        free, crowded = await self._call(lambda: self._room(pool, launch), f"tell the room of {pool!r}")
+        return Capacity(free=free, free_spot=free if launch.spot_per_hour is not None else {}, crowded=crowded)
 
     async def price(self, pool: str) -> Price:
         """See Fleet."""
@@ -295,6 +295,14 @@ class RayFleet:
             self._ray.util.remove_placement_group(self._ray.util.get_placement_group(name))
         except ValueError:
             return  # gone already
+
+    def _room(self, pool: str, launch: Launch) -> tuple[dict[str, int], bool]:
+        """Return the room, and whether other pools' workers are why there is none."""
+        found = self._look()
+        free = self._free(pool, launch, found)
+        own = sum(1 for one in found.values() if one.asked.spec.pool == pool)
+        full = not any(free.values()) and own < launch.max_workers * len(launch.zones)
+        return free, full and len(found) > own
 
     def _free(self, pool: str, launch: Launch, found: Mapping[str, _Found]) -> dict[str, int]:
         """Return by zone how many more workers fit, by the pool's bound and by the machines' resources."""

@@ -24,6 +24,7 @@ class WhyScale(enum.StrEnum):
     OVERSIZED = "oversized"
     OVER_MAX = "over_max"  # the operator's bounds have come down
     RECLAIMED = "reclaimed"  # spot capacity is about to be taken away
+    EVICTED = "evicted"  # another model needs the room more
     RENEW = "renew"  # a worker of an old launch goes, or one comes in its place
     # none
     STEADY = "steady"

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from contracts.lifecycle import Role
 from scheduler.fleet.kubernetes import KubernetesFleet
-from scheduler.fleet.kubernetes_objects import TEMPLATE, WORKER
+from scheduler.fleet.kubernetes_objects import POOL as POOL_LABEL
+from scheduler.fleet.kubernetes_objects import ROLE, TEMPLATE, WORKER
 from scheduler.fleet.protocol import Capacity, FleetError, FleetUnreachable, InstanceState, NoRoom
 from tests.deploy.helm_chart import Manifest, of_kind, rendered
 from tests.scheduler_fleet.fleet_contract import (
@@ -103,6 +104,26 @@ class TestKubernetesFleet(FleetContract):
 async def rig(tmp_path):
     async with kubernetes_rig(tmp_path) as rig:
         yield rig
+
+
+async def test_a_worker_of_a_template_that_has_changed_is_outdated(rig):
+    for worker_id in ("w-1", "w-2"):
+        await rig.fleet.start(spec(worker_id, Role.PREFILL if worker_id == "w-1" else Role.DECODE))
+    assert [one.outdated for one in await rig.fleet.list(POOL)] == [False, False]
+    (template,) = [
+        body
+        for (_, name), body in rig.server.objects.items()
+        if name not in ("w-1", "w-2")
+        and (body["metadata"]["labels"][POOL_LABEL], body["metadata"]["labels"][ROLE]) == (POOL, "prefill")
+    ]
+    template["spec"]["template"]["spec"]["containers"][0]["image"] = "pdgate:next"
+    assert {one.spec.worker_id: one.outdated for one in await rig.fleet.list(POOL)} == {"w-1": True, "w-2": False}
+    await rig.fleet.start(spec("w-3", Role.PREFILL))
+    assert {one.spec.worker_id: one.outdated for one in await rig.fleet.list(POOL)} == {
+        "w-1": True,
+        "w-2": False,
+        "w-3": False,
+    }
 
 
 async def test_a_worker_is_its_template_with_a_name_of_its_own(rig):

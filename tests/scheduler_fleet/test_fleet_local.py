@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from contracts.units import Nano
 from scheduler.fleet.agent import AgentFleet, serve_fleet
@@ -138,6 +139,19 @@ async def test_pools_of_one_machine_share_its_room(tmp_path):
         await fleet.start(spec("o-1", pool=OTHER_POOL))
         with pytest.raises(NoRoom):
             await fleet.start(spec("o-2", pool=OTHER_POOL))
+        assert (await fleet.capacity(OTHER_POOL)).crowded  # the others' workers are in its way
+        assert not (await fleet.capacity(POOL)).crowded  # it has what it may have
+
+
+async def test_workers_that_would_be_started_otherwise_by_now_are_outdated(tmp_path):
+    launches = {POOL: launch()}
+    async with local_fleet(tmp_path, launches) as fleet:
+        await fleet.start(spec("w-1"))
+        launches[POOL] = replace(launches[POOL], per_hour=Nano(1), max_workers=2)  # changes no process
+        assert [one.outdated for one in await fleet.list(POOL)] == [False]
+        launches[POOL] = replace(launches[POOL], env={**launches[POOL].env, "NEW": "1"})
+        await fleet.start(spec("w-2"))
+        assert {one.spec.worker_id: one.outdated for one in await fleet.list(POOL)} == {"w-1": True, "w-2": False}
 
 
 async def test_each_instance_tells_its_machine(tmp_path):
