@@ -155,6 +155,7 @@ class RoleSwitch:
                     condition.move(WorkerState.READY)
                     self._answer(wish, ok=False, message=str(refused), drain_ms=drain_ms)
                     return
+                log.info("engine_still_busy", role=wish.role, why=str(refused))
                 condition.move(WorkerState.DRAINING)
                 await asyncio.sleep(BUSY_POLL_S)
             except SwitchFailed as failed:

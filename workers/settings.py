@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     advertise: str = ""  # host that peers use; empty = the host in `listen`
     model_path: str = ""  # folder; sglang needs it
     bootstrap_host: str = "127.0.0.1"
-    bootstrap_port: Port = 0  # 0 = a free one
+    bootstrap_port: Port = 0  # of prefill, and the next one in every second life (ADR 69); 0 = free ones
     hand_off: HandOff = HandOff.DIRECT
     store: StoreKind = StoreKind.FILE  # with `hand_off` store: where KV pages go
     store_dir: str = ""  # file: the folder that all workers of this machine share

@@ -176,7 +176,7 @@ def test_probes_ask_what_the_processes_answer(objects):
             assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz?every_model=false"
     ports = {p["name"] for _, pod in pods(objects) for p in pod["spec"]["containers"][0].get("ports", [])}
-    assert ports == {"http", "metrics", "admin", "grpc", "bootstrap"}
+    assert ports == {"http", "metrics", "admin", "grpc", "bootstrap", "bootstrap-2"}
 
 
 def matches(selector: dict, labels: dict) -> bool:

@@ -119,6 +119,25 @@ async def test_the_real_pair_changes_places_and_back_and_says_the_same(engines):
             await side.leader.close()
 
 
+async def test_decode_finds_a_prefill_worker_again_that_has_been_something_else_in_between(engines):
+    async with client_of(engines) as client:
+        await client.pair(engines.prompts[0], **GREEDY)  # decode knows it, in the life before
+        before = engines.prefill.bootstrap
+    async with asyncio.TaskGroup() as tasks:
+        leader = Leader(engines.prefill.address, epoch=EPOCH)
+        await leader.open(tasks)
+        side = Side(engines.prefill, leader)
+        results = [await side.become(Role.DECODE), await side.become(Role.PREFILL)]
+        engines.prefill.bootstrap = await bootstrap_of(engines, side)
+        await leader.close()
+    assert [result.ok for result in results] == [True, True], [result.message for result in results]
+    assert engines.prefill.bootstrap != before
+    async with client_of(engines) as client:
+        alone = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
+        pair = [(await client.pair(prompt, **GREEDY))[1] for prompt in engines.prompts]
+    assert [answer.text for answer in pair] == [answer.text for answer in alone]
+
+
 async def bootstrap_of(engines: Engines, side: Side) -> tuple[str, int]:
     """Wait until the lease tells of the new life, and return its bootstrap address."""
     lease = await lease_of(engines, side.worker, Role.PREFILL, lambda found: found.epoch == side.epoch, within_s=10)

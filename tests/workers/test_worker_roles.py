@@ -1,6 +1,7 @@
 """A worker's change of role: what runs ends first, nothing is lost, and a failure ends well."""
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,8 +10,10 @@ from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.perf import DecodeCost, PrefillCost
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import ROLE_TO_PB
+from tests.processes import engine_python
 from tests.workers.peers import FAST, Gateway, Leader, Pair, new_attempt, pair_submits, running_worker, timed_pair
 from workers.engines.faults import BUSY_SWITCH, FAIL_SWITCH, REFUSE_SWITCH
+from workers.engines.sglang import NOT_IDLE
 from workers.engines.timed_text import expected_text
 from workers.roles import RestartNeeded
 
@@ -131,6 +134,12 @@ async def test_a_change_waits_for_what_is_left_in_the_engine_of_requests_that_ha
         result = await pair.decode_leader.next_of("role_result", lambda _: True)
     assert (result.ok, result.role) == (True, pb.ROLE_PREFILL)
     assert result.drain_ms > 0
+
+
+def test_sglang_still_says_by_these_words_that_it_is_busy():
+    srt = Path(engine_python()).parents[1].glob("lib/python3*/site-packages/sglang/srt")
+    text = " ".join((next(srt) / "disaggregation/role_switch.py").read_text().split())
+    assert f'"instance is {NOT_IDLE}; drain all requests before switching", safe_to_restore=True' in text
 
 
 async def test_an_engine_that_stays_busy_keeps_its_role_after_the_cap():

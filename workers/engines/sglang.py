@@ -12,7 +12,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from contracts.identity import new_room
 from contracts.lifecycle import FinishReason, HandOff, Phase, Role
 from contracts.wire import Counts, Stages, unpack_ids
 from workers.engine import End, EngineFacts, EngineLoad, Job, Outlet, Refusal, SwitchFailed, SwitchRefused
+from workers.engines.bootstrap_door import BootstrapDoor, free_port
 from workers.engines.continued_text import ContinuedText
 from workers.engines.kv_bytes import kv_bytes_per_token
 from workers.engines.pieces import Pieces
@@ -39,6 +39,7 @@ from workers.engines.sglang_experts import FOLDER_VARIABLE, ExpertFeed, records
 from workers.engines.sglang_features import bad, check_features, feature_params, logprob_arguments
 from workers.engines.sglang_kv import KvFeed, page_fits
 from workers.engines.sglang_options import SglangOptions, arguments, environment, slowest_step_ms
+from workers.engines.sglang_scratch import make_scratch
 from workers.expert_table import ExpertTable
 from workers.kv_table import KvTable
 from workers.pins import Pins
@@ -51,8 +52,7 @@ log = structlog.get_logger()
 EXIT_ENGINE_DIED = 70
 POLL_S = 0.1
 SWITCH_S = 120.0  # a rebuild takes under a second; capturing graphs, tens of seconds
-SCRATCH = "pdgate-engine-"
-_NOT_IDLE = "not idle"  # of SGLang's answer to a role change; it has no code for it
+NOT_IDLE = "not idle"  # of SGLang's answer to a role change; it has no code for it
 
 
 class SglangEngine:
@@ -64,9 +64,7 @@ class SglangEngine:
 
         self._accelerator = bool(torch.accelerator.is_available())
         variables = environment(options, accelerator=self._accelerator, inherited=os.environ)
-        # SGLang's sockets and metrics files go here, so that nothing stays behind.
-        _remove_scratch_of_the_dead()
-        self._scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+        self._scratch = make_scratch()
         expert_files = Path(self._scratch) / "experts"
         os.environ.update(variables, TMPDIR=self._scratch, **{FOLDER_VARIABLE: str(expert_files)})
         tempfile.tempdir = None  # read TMPDIR again
@@ -89,7 +87,7 @@ class SglangEngine:
         self._experts = ExpertFeed(expert_files, experts.add, load=partial(torch.load, weights_only=True))
         self._hand_off = HandOff.STORE if options.store is not None else HandOff.DIRECT
         has_peers = options.role is not Role.UNIFIED and options.store is None
-        self._port = (options.bootstrap_port or _free_port()) if has_peers else 0
+        self._port = free_port() if has_peers else 0
         self._engine = sglang.Engine(
             **arguments(
                 options, accelerator=self._accelerator, bootstrap_port=self._port, kv_events=self._feed.address
@@ -97,6 +95,8 @@ class SglangEngine:
             custom_sigquit_handler=_exit_engine_died,
         )
         self._tm = self._engine.tokenizer_manager
+        behind = (str(self._engine.server_args.host), self._port)
+        self._door = BootstrapDoor(options.bootstrap_host, options.bootstrap_port, server=behind)
         self._request_type = GenerateReqInput
         self._parsers = sglang_parsers
         self._token_bytes = sglang_parsers.token_bytes_of(self._tm.tokenizer)
@@ -124,6 +124,8 @@ class SglangEngine:
         if role is not self._options.role:  # before anything else is asked of it
             raise ValueError(f"the engine was built for the role {self._options.role}, not {role}")
         self._tm.auto_create_handle_loop()
+        await self._open_door()
+        self._facts = self._read_facts()
         loop = asyncio.get_running_loop()
         loop.remove_signal_handler(signal.SIGTERM)
         loop.add_signal_handler(signal.SIGQUIT, _exit_engine_died, signal.SIGQUIT, None)
@@ -143,6 +145,7 @@ class SglangEngine:
                     await asyncio.sleep(POLL_S)
         finally:
             self._tasks = None
+            self._door.close()
             self._engine.shutdown()
             self._remove_files()
 
@@ -180,13 +183,14 @@ class SglangEngine:
         except TimeoutError:
             raise SwitchFailed(f"SGLang gave no answer in {SWITCH_S:g} s") from None
         if result.success:
+            await self._open_door()
             self._facts = self._read_facts()
             self._feed.clear()
             self._pins.clear()
             self._chunks_seen += 1  # the engine has moved, though nothing was computed
             return self._facts
         if result.safe_to_restore:
-            raise SwitchRefused(result.message, busy=_NOT_IDLE in result.message)
+            raise SwitchRefused(result.message, busy=NOT_IDLE in result.message)
         raise SwitchFailed(result.message)
 
     async def sleep(self) -> None:
@@ -379,7 +383,7 @@ class SglangEngine:
                 else str(arguments_in_force.disaggregation_transfer_backend)
             ),
             bootstrap_host=self._options.bootstrap_host if is_prefill else "",
-            bootstrap_port=self._port if is_prefill else 0,
+            bootstrap_port=self._door.port if is_prefill else 0,
             kv_capacity_tokens=int(info["max_total_num_tokens"]),
             kv_bytes_per_token=kv_bytes_per_token(
                 self._tm.model_config, kv_dtype=str(arguments_in_force.kv_cache_dtype)
@@ -397,6 +401,12 @@ class SglangEngine:
                 else frozenset()
             ),
         )
+
+    async def _open_door(self) -> None:
+        if self._port and self._tm.disaggregation_mode.value == Role.PREFILL:
+            await self._door.open()
+        else:
+            self._door.close()
 
     def _remove_files(self) -> None:
         from sglang.srt.managers.load_snapshot import shm_path_for  # noqa: PLC0415 - as above
@@ -419,20 +429,6 @@ class SglangEngine:
         if computed != self._prefill_tokens:
             self._prefill_tokens = computed
             self._chunks_seen += 1
-
-
-def _remove_scratch_of_the_dead() -> None:
-    """Remove the folders of workers that were killed and could not do it themselves."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        pid = folder.name.removeprefix(SCRATCH).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _exit_engine_died(signum: int, frame: FrameType | None) -> None:

@@ -44,7 +44,7 @@ spec:
       securityContext: # the engine compiles kernels into its home, so its files are not read-only
         allowPrivilegeEscalation: false
         capabilities: {{ toJson (dict "drop" (list "ALL") "add" $w.capabilities) }}
-      ports: [{name: grpc, containerPort: 9001}, {name: bootstrap, containerPort: 8998}, {name: metrics, containerPort: 9100}]
+      ports: [{name: grpc, containerPort: 9001}, {name: bootstrap, containerPort: 8998}, {name: bootstrap-2, containerPort: 8999}, {name: metrics, containerPort: 9100}]
       env:
         {{- include "pdgate.secretEnv" (list $root "WORKER_REDIS_URL" "redis-url") | nindent 8 }}
         {{- include "pdgate.secretEnv" (list $root "WORKER_PEER_TOKEN" "peer-token") | nindent 8 }}
