@@ -25,6 +25,7 @@ SELECT organisation, meter, count(*) FILTER (WHERE old_cost <> new_cost) AS requ
 FROM every GROUP BY organisation, meter HAVING sum(old_cost) <> 0 OR sum(new_cost) <> 0
 """)  # noqa: S608 - constants of this package
 _DAY: Final = timedelta(days=1)
+_LONGEST: Final = timedelta(days=400)
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +41,14 @@ async def preview_price(conn: AsyncConnection, proposed: Proposal) -> Sequence[C
     """Return old and new cost by organisation and meter; also of those whose narrower price would stay.
 
     Raises:
-        PriceError: no such model in the book, or no period.
+        PriceError: no such model in the book, no period, or a very long one.
     """
     if proposed.from_at >= proposed.to_at:
         raise PriceError(f"the period must end ({proposed.to_at}) after it starts ({proposed.from_at})")
+    if proposed.to_at - proposed.from_at > _LONGEST:
+        raise PriceError(
+            f"a preview covers at most {_LONGEST.days} days; this would be {proposed.from_at} to {proposed.to_at}"
+        )
     known = sa.select(t.price.c.version).where(t.price.c.model == proposed.price.model).limit(1)
     if (await conn.execute(known)).first() is None:
         raise PriceError(f"{proposed.price.model} has no price: see `pdgate prices list`")
