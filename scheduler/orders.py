@@ -1,6 +1,7 @@
 """The leader's ear for operators: `pdgate workers role` and `drain`."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contracts.keys import worker_lease
 from contracts.orders import ANSWER_KEPT_MS, MAX_AGE_S, Answer, Order, answer, orders
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD, encode
@@ -19,13 +21,25 @@ from scheduler.worker import Standing
 log = structlog.get_logger()
 
 POLL_S: Final = 0.5
+CONNECT_S: Final = 10.0
+"""How long an order waits for its worker: one that has just started has a lease before the scheduler hears it."""
+_LOOK_S: Final = 0.05
 _decode_order = msgspec.msgpack.Decoder(Order).decode
 
 
 class Orders:
     """Reads a pool's orders during one term and carries them out, one after the other."""
 
-    def __init__(self, redis: Redis, pool: str, *, registry: WorkerRegistry, actuator: Actuator) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        registry: WorkerRegistry,
+        actuator: Actuator,
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        self._connect_s = connect_s
         self._redis = redis
         self._pool = pool
         self._registry = registry
@@ -55,10 +69,23 @@ class Orders:
         if time.time() * 1000 - order.asked_unix_ms > MAX_AGE_S * 1000:
             log.warning("old_order_dropped", pool=self._pool, order_id=order.order_id)
             return
+        await self._connected(order.worker_id)
         result = await self._change_role(order) if order.what == "role" else self._drain(order)
         key = answer(self._pool, order.order_id)
         await self._redis.rpush(key, encode(result))
         await self._redis.pexpire(key, ANSWER_KEPT_MS)
+
+    async def _connected(self, worker_id: str) -> None:
+        """Wait for a worker that has a lease, but not for long: what becomes of the order is decided afterwards."""
+        if not await self._redis.exists(worker_lease(self._pool, worker_id)):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._connect_s):
+                while not self._is_up(worker_id):  # noqa: ASYNC110 - the registry tells its one listener only
+                    await asyncio.sleep(_LOOK_S)
+
+    def _is_up(self, worker_id: str) -> bool:
+        return any(w.worker_id == worker_id and w.standing is Standing.UP for w in self._registry.workers())
 
     async def _change_role(self, order: Order) -> Answer:
         if order.role is None:
