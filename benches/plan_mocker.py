@@ -3,7 +3,9 @@
 `python -m benches.plan_mocker --peer PYTHON`, PYTHON of an environment with ai-dynamo 1.6.1
 (`benches.plan_mocker_runs`). The planner is given the mocker's own timing (its default polynomials, read off its
 answers to single requests), so what is compared is the decision: whether a split gains 30 % on eight workers, and which
-split is best. Unified workers of the mocker take the best of three chunk sizes; prefix caching is off on both sides.
+split is best. Unified workers take the best of three chunk sizes on both sides; prefix caching is off. The constant of
+the prefill polynomial is one step's: prompts that a prefill worker takes together share it, each chunk of a unified
+worker pays it again.
 
 A run takes long, so it may be done in pieces (`--minutes 10`): questions with an answer in the results are kept.
 """
@@ -34,7 +36,7 @@ from pdgate.plan.models import find_model
 from pdgate.plan.options import best
 from pdgate.plan.shapes import Kind, Shape, unified_shapes
 from pdgate.plan.traffic import Traffics
-from pdgate.plan.workload import Workload, percentile
+from pdgate.plan.workload import Workload, mean, percentile
 
 RESULTS = Path(__file__).parent / "results" / "plan_mocker.json"
 WORKERS = 8
@@ -42,6 +44,7 @@ REQUESTS = 800
 TPOT_MS = (10.0, 20.0, 30.0)
 TTFT_FACTORS = (1.0, 0.5)
 CHUNKS = (512, 2048, 8192)
+QUESTIONS = len(TRAFFIC) * len(TPOT_MS) * len(TTFT_FACTORS)
 BISECTIONS = 5
 STRESS = 1.1  # of the chosen split's capacity, where splits are told apart
 NEAR_BEST = 0.97
@@ -49,6 +52,7 @@ ATTAINMENT = 0.9
 # the mocker's default timing: prefill 16.50 + 0.01518*n + 4.21e-7*n^2 ms, decode 5.74 + 54.01*p - 25.74*p^2 ms with p
 # the share of its 16,384 blocks of 64 tokens in use
 KV_TOKENS = 16_384 * 64
+STEP_TOKENS = 8192  # prompt tokens that a prefill worker takes at once
 FIXED_MS, LINEAR_MS, SQUARE_MS = 5.74, 54.01, -25.74
 PREFILL = PrefillCost(fixed_ms=16.50, per_token_ms=0.01518, per_token_pair_ms=4.21e-7)
 
@@ -193,8 +197,10 @@ def _row(traffic: str, load: Workload, trace: Path, target: SloTarget, mocker: M
         attainment=ATTAINMENT,
         mixing=1.0,  # the mocker adds a chunk's time to the step's
     )
-    unified = best(unified_shapes([worker], WORKERS), traffics, setting)
-    split = best(_splits(worker), traffics, setting)
+    by_chunk = (msgspec.structs.replace(setting, chunk_tokens=chunk) for chunk in CHUNKS)
+    known = [best(unified_shapes([worker], WORKERS), traffics, one) for one in by_chunk]
+    unified = max((found for found in known if found is not None), key=lambda found: found[1], default=None)
+    split = best(_splits(_together(worker, load)), traffics, setting)
     if split is None:
         return None
     shape, rate = split
@@ -205,9 +211,9 @@ def _row(traffic: str, load: Workload, trace: Path, target: SloTarget, mocker: M
     chunks = {c: mocker.attainment(trace, target, near, unified=WORKERS, chunk_tokens=c) for c in CHUNKS}
     chunk = max(chunks, key=lambda c: chunks[c])
     one = mocker.capacity(trace, target, near, unified=WORKERS, chunk_tokens=chunk)
-    two = mocker.capacity(trace, target, rate, prefill=top, decode=WORKERS - top)
-    own = mocker.capacity(trace, target, rate, prefill=shape.prefill, decode=shape.decode)
-    two = max(two, own)
+    own = two = mocker.capacity(trace, target, rate, prefill=shape.prefill, decode=shape.decode)
+    if top != shape.prefill:
+        two = max(own, mocker.capacity(trace, target, rate, prefill=top, decode=WORKERS - top))
     return Row(
         traffic=traffic,
         ttft_ms=target.ttft_ms or 0.0,
@@ -218,6 +224,13 @@ def _row(traffic: str, load: Workload, trace: Path, target: SloTarget, mocker: M
         mocker_prefill=top,
         of_best=own / two if two else 0.0,
     )
+
+
+def _together(worker: Worker, load: Workload) -> Worker:
+    """A prefill worker whose full steps share the constant among their prompts."""
+    prompts = STEP_TOKENS / mean([float(r.prompt_tokens) for r in load.requests])
+    prefill = msgspec.structs.replace(PREFILL, fixed_ms=PREFILL.fixed_ms / max(1.0, prompts))
+    return msgspec.structs.replace(worker, latency=msgspec.structs.replace(worker.latency, prefill=prefill))
 
 
 def _splits(worker: Worker) -> Iterator[Shape]:

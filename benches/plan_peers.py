@@ -108,9 +108,9 @@ def main() -> None:
     pairs = msgspec.json.decode(PAIRS.read_bytes(), type=dict[str, Report])["never seen"]
     choices = [q for q in pairs.questions if q.tpot_ms in CHOICE_TARGETS_MS]
     runs = [_run_question(row, i) for i, row in enumerate(chosen)]
-    # choices first, then one run of each group after the other: a run that is stopped has seen all kinds
-    questions = [_choice(q.system, q.tpot_ms) for q in choices]
-    questions += sorted(runs, key=lambda q: int(q["id"].partition("-")[2]) % PER_GROUP)
+    # one run of each group after the other, so a bench that is stopped has seen all kinds; choices take longest
+    questions = sorted(runs, key=lambda q: int(q["id"].partition("-")[2]) % PER_GROUP)
+    questions += [_choice(q.system, q.tpot_ms) for q in choices]
     QUESTIONS.write_bytes(b"\n".join(map(msgspec.json.encode, questions)) + b"\n")
     if options.peer:
         environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}

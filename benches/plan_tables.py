@@ -8,6 +8,8 @@ import msgspec
 from benches.plan_agreement import NEAR_BEST, played_with, wilson
 from benches.plan_agreement import RESULTS as AGREEMENT
 from benches.plan_agreement import Found as Agreement
+from benches.plan_cases import cases
+from benches.plan_mocker import QUESTIONS
 from benches.plan_mocker import RESULTS as MOCKER
 from benches.plan_mocker import Row as Mocked
 from benches.plan_pairs import RESULTS as PAIRS
@@ -36,6 +38,11 @@ def agreement_table() -> str:
     apart = Counter(d.case.traffic for d in found.decisions if not d.agrees)
     where = ", ".join(f"{count} {traffic}" for traffic, count in apart.most_common())
     said = [f"Disagreements by traffic: {where or 'none'}."]
+    asked = len(list(cases()))
+    for part, rows in (("decisions", found.decisions), ("ratios", found.ratios)):
+        played = len(rows) + sum(name == part for name, _ in found.undecided)
+        if played < asked:
+            said.append(f"Of the {part} {asked - played} of {asked} questions are still to be played.")
     if not found.played_with.startswith(played_with(0).partition(",")[0]):
         said.append("Played with other factors than today's: stale until it is run again.")
     return "\n".join([*lines, "", " ".join(said)])
@@ -52,7 +59,7 @@ def mocker_table() -> str:
     ]
     said = f"The gains differ by {100 * percentile(gains, 0.5):.0f} points in the median."
     if len(rows) < CLAIM_ROWS:
-        said += f" With {len(rows)} questions, under {CLAIM_ROWS}, nothing is claimed."
+        said += f" With {len(rows)} of {QUESTIONS} questions, under {CLAIM_ROWS}, nothing is claimed."
     return "\n".join([*lines, "", said])
 
 

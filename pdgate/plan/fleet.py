@@ -70,6 +70,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     speed_decode: float = 1.0
     attainment: float = 0.9
     mixing: float = 1.1  # kappa: cost of a prompt mixed into decode steps over its cost alone
+    chunk_tokens: int | None = None  # of a mixed step; None = prompts are cut so that a step keeps the TPOT target
     speculation: Speculation | None = None
     expert_parallel: bool = True  # whether mixtures may be served with whole experts on each GPU
     expert_copies: int = 0  # additional copies of the most hit experts per layer

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from pdgate.plan.chunks import chunked_outcome
 from pdgate.plan.fleet import Setting, Worker
 from pdgate.plan.pools import Outcome, decode_capacity_rps, decode_work_ms, prompt_ms, split_outcome
 from pdgate.plan.shapes import Kind, Shape
@@ -190,12 +191,18 @@ def _split(shape: Shape, traffic: Traffic, setting: Setting) -> Outcome:
 
 def _unified(shape: Shape, traffic: Traffic, setting: Setting) -> Outcome:
     assert shape.unified_worker is not None
+    latency, target = shape.unified_worker.latency, setting.target
+    if setting.chunk_tokens is not None:
+        return chunked_outcome(
+            latency=latency,
+            num_workers=shape.unified,
+            traffic=traffic,
+            target=target,
+            mixing=setting.mixing,
+            chunk_tokens=setting.chunk_tokens,
+        )
     return unified_outcome(
-        latency=shape.unified_worker.latency,
-        num_workers=shape.unified,
-        traffic=traffic,
-        target=setting.target,
-        mixing=setting.mixing,
+        latency=latency, num_workers=shape.unified, traffic=traffic, target=target, mixing=setting.mixing
     )
 
 

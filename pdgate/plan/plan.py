@@ -23,7 +23,7 @@ from pdgate.plan.traffic import Traffics
 from pdgate.plan.workload import Workload, WorkloadError
 
 CALIBRATED_ERROR = 0.068  # TPOT of systems of which three runs are known (`python -m benches.plan_fit`)
-DECISION_STEPS, SIMULATION_STEPS, SURFACE_STEPS = 31, 4, 5  # messages of each part, for the bar
+DECISION_STEPS, SIMULATION_STEPS, SURFACE_STEPS = 33, 4, 5  # messages of each part, for the bar
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):

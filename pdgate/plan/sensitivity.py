@@ -16,6 +16,7 @@ from pdgate.plan.options import best
 from pdgate.plan.shapes import Kind, Shape, split_shapes, unified_shapes
 from pdgate.plan.traffic import Traffics
 
+FIXED_CHUNKS = (2048, 8192)  # prompt tokens per step of unified workers, as engines have them by default
 MIXINGS = (1.0, 1.5)  # range of kappa in public measurements
 PROMPT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FLEET_FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -168,6 +169,10 @@ def _changes(traffics: Traffics, setting: Setting) -> list[tuple[str, Setting | 
         (f"decode {decode:.0%} slower", _with(setting, speed_decode=1 + decode), None),
     ]
     changes += [(f"mixing costs {k:.0%}", _with(setting, mixing=k), None) for k in MIXINGS]
+    changes += [
+        (f"fixed chunks of {tokens:,} tokens", msgspec.structs.replace(setting, chunk_tokens=tokens), None)
+        for tokens in FIXED_CHUNKS
+    ]
     if target.ttft_ms is not None:
         changes += [
             _retarget(setting, "TTFT", f, SloTarget(ttft_ms=target.ttft_ms * f, tpot_ms=target.tpot_ms))

@@ -3,7 +3,8 @@
 Prefill workers share one FIFO queue. A decode worker runs one step after the other; requests join at the next step, but
 only as long as the step stays within the TPOT target, and otherwise wait, on TTFT's account. A
 unified worker adds to each step as much of its oldest prompt as fits under the step budget. Requests go to the worker
-with the least of what it queues. Nothing here is shared with the closed form but the workers' coefficients.
+with the least of what it queues, then of what it runs. Nothing here is shared with the closed form but the workers'
+coefficients.
 """
 
 import heapq
@@ -78,8 +79,12 @@ def simulate_split(requests, prefill, decode, num_prefill, num_decode, layers, t
     return [(ttft[key], tpot[key]) for key in range(len(requests))]
 
 
-def simulate_unified(requests, latency, num_workers, budget_ms, mixing):
-    """Return (ttft_ms, tpot_ms) of each request, as `simulate_split`."""
+def simulate_unified(requests, latency, num_workers, budget_ms, mixing, chunk_tokens=None):
+    """Return (ttft_ms, tpot_ms) of each request, as `simulate_split`.
+
+    With `chunk_tokens` a step takes so many of its oldest prompt, whatever time that takes, and pays the fixed part
+    again.
+    """
     clock = [0.0] * num_workers
     batches = [Batch() for _ in range(num_workers)]
     queues = [deque() for _ in range(num_workers)]
@@ -95,6 +100,9 @@ def simulate_unified(requests, latency, num_workers, budget_ms, mixing):
             step = decode_ms(latency.decode, batch) if batch.running else 0.0
             room = max(0.0, budget_ms - max(step, latency.decode.fixed_ms))
             finished = []
+            if chunk_tokens and queue:
+                room = chunk_tokens * latency.prefill.per_token_ms
+                step += latency.prefill.fixed_ms
             while queue and room > 0:
                 part = min(room, queue[0][0])
                 queue[0][0] -= part
@@ -103,6 +111,8 @@ def simulate_unified(requests, latency, num_workers, budget_ms, mixing):
                 owed[worker] -= part
                 if queue[0][0] <= 1e-9:
                     finished.append(queue.popleft()[1:])
+                if chunk_tokens:
+                    break
             if not batch.running:
                 step += latency.decode.fixed_ms
             clock[worker] += step
@@ -115,8 +125,10 @@ def simulate_unified(requests, latency, num_workers, budget_ms, mixing):
     for key, (at, prompt, output) in enumerate(requests):
         for worker in range(num_workers):
             advance(worker, at)
-        worker = min(range(num_workers), key=lambda w: owed[w])
+        worker = min(range(num_workers), key=lambda w: (round(owed[w], 6), batches[w].running))
         service = mixing * latency.prefill.ms(prompt)
+        if chunk_tokens:
+            service = prompt * latency.prefill.per_token_ms
         queues[worker].append([service, key, at, prompt, output])
         owed[worker] += service
     for worker in range(num_workers):
