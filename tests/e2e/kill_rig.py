@@ -51,6 +51,7 @@ class Load:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.finished: dict[str, dict[str, int]] = {}  # rid -> usage
+        self.ended_s: dict[str, float] = {}  # rid -> when its last line was read, monotonic
         self.broken: set[str] = set()
         self.stopping = False
 
@@ -84,6 +85,7 @@ class Load:
                 async for line in answer.aiter_lines():
                     if line == "data: [DONE]" and usage is not None:
                         self.finished[rid] = usage
+                        self.ended_s[rid] = time.monotonic()
                         return True
                     if line.startswith("data: {"):
                         usage = json.loads(line[6:]).get("usage") or usage
