@@ -1,4 +1,6 @@
-"""`pdgate demo`: a decode worker is killed in mid-sentence, and the text goes on. A minute and a half, on one machine.
+"""`pdgate demo`: a decode worker is killed in mid-sentence, and the text goes on, all on one machine.
+
+A minute and a half with the timed engine; the real one also loads four times, a minute or two each on two cores.
 
 1. A stack: the one that runs here, if it can lose a decode worker, or one of its own.
 2. A story is streamed; after some text the worker that makes it gets `kill -9`; the text goes on elsewhere.
