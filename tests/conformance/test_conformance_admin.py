@@ -1,10 +1,11 @@
 """What `/schema` says of `/admin/v1` is true for every caller: no server error, no undescribed answer, no other's row.
 
-schemathesis asks what the description allows, with values that make sense and values that do not, and follows ids from
-answers into further calls. Each caller is a run of its own: nobody, keys of three kinds, and a session of each role.
+schemathesis asks what the description allows, with bodies that make sense and bodies that do not, about things that are
+there. Each caller is a run of its own: nobody, keys of three kinds, and a session of each role.
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -18,9 +19,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from contracts.environment import asyncpg_url
 from contracts.resp import redis_client
+from gateway.portal.links import Links
 from gateway.portal.people import add_member, add_person
 from gateway.portal.roles import Role
 from gateway.portal.sessions import Sessions
+from gateway.service_accounts import ServiceAccounts
 from gateway.tenants import Tenants, publish_key_state
 from tests.conformance.foreign import clients_folder
 from tests.processes import Stack
@@ -28,6 +31,7 @@ from tests.processes import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SCHEMATHESIS_S: Final = 300.0
+EXAMPLES: Final = os.environ.get("PDGATE_EXAMPLES", "6")  # of each operation and caller; more looks harder
 CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 CALLERS: Final = ("nobody", "key", "admin key", "operator key", *(role.value for role in Role))
 KNOWS_ALL: Final = ("operator key", Role.OPERATOR.value)
@@ -55,6 +59,34 @@ async def stack(redis_url: str, database_url: str, catalog_file: Path, models_di
     finally:
         stack.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def known_things(stack: Stack) -> dict[str, str]:
+    """What paths name, by parameter: things of the stack's organisation, so that calls come further than to a 404."""
+    async with AsyncExitStack() as owned:
+        engine = create_async_engine(asyncpg_url(stack.database_url))
+        owned.push_async_callback(engine.dispose)
+        tenants = Tenants(engine)
+        project = await tenants.create_project(stack.org, "Walked")
+        key, _ = await tenants.create_key(stack.org, project.id, "walked")
+        account = await ServiceAccounts(engine).create(stack.org, project.id, "walked", actor="test")
+        invite, _ = await Links(engine).invite(stack.org, "guest@example.org", Role.VIEWER, actor="test")
+        async with engine.begin() as db:
+            member = await add_person(db, email="walked@example.org", name="", password_hash=None)
+            await add_member(db, stack.org, member.id, Role.VIEWER, actor="test")
+    return {
+        "organisation": stack.org,
+        "project": project.id,
+        "key": key.id,
+        "account": account.id,
+        "invite": invite.id,
+        "person": member.id,
+        "kind": "project",
+        "kind_id": project.id,
+        "worker": "prefill-0",
+        "pool": "tiny",
+        "model": "tiny",
+    }
 
 
 async def headers_of(stack: Stack, caller: str) -> dict[str, str]:
@@ -93,11 +125,14 @@ async def headers_of(stack: Stack, caller: str) -> dict[str, str]:
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_schemathesis_finds_no_fault_in_the_admin_api(stack: Stack, tmp_path: Path, caller: str) -> None:
     headers = await headers_of(stack, caller)
+    known = await known_things(stack)
+    lines = [f'"path.{name}" = "{value}"' for name, value in known.items()]
+    (tmp_path / "schemathesis.toml").write_text("\n".join(["[parameters]", *lines, ""]))
     argv = [str(clients_folder() / "bin" / "schemathesis"), "run", f"{stack.url}/schema/openapi.json"]
     for name, value in headers.items():
         argv += ["--header", f"{name}: {value}"]
     argv += [
-        *("--checks", CHECKS, "--phases", "examples,fuzzing,stateful", "--max-examples", "4", "--seed", "1"),
+        *("--checks", CHECKS, "--phases", "examples,fuzzing,stateful", "--max-examples", EXAMPLES, "--seed", "1"),
         *("--request-timeout", "30", "--include-path-regex", "^/admin/v1", "--generation-database", "none"),
         *("--suppress-health-check", "all", "--no-color", "--report", "ndjson", "--report-ndjson-path", "calls.ndjson"),
     ]
