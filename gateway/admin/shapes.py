@@ -11,6 +11,7 @@ from gateway.names import Target
 from gateway.scopes import Scopes
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Limit = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 MoneyText = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$")]
 Moment = Annotated[dt.datetime, msgspec.Meta(tz=True)]  # with its zone: without one it is everybody's own
 MemberRole = Literal["owner", "admin", "developer", "billing", "viewer"]
@@ -21,7 +22,15 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StrictLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits, without misspelt ones."""
+    """Limits, without misspelt ones and in the range that Redis counts exactly."""
+
+    requests_per_minute: Limit | None = None
+    prompt_tokens_per_minute: Limit | None = None
+    uncached_prompt_tokens_per_minute: Limit | None = None
+    generated_tokens_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
+    budget_nano: Limit | None = None
 
 
 class StrictScopes(Scopes, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,9 +196,9 @@ class SteeringChange(Strict, frozen=True, kw_only=True):
     """Who decides about a pool's ratio; the counts are for `manual`."""
 
     mode: Literal["auto", "shadow", "manual"]
-    prefill: Annotated[int, msgspec.Meta(ge=0)] = 0
-    decode: Annotated[int, msgspec.Meta(ge=0)] = 0
-    unified: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    decode: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    unified: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class NewOrder(Strict, frozen=True, kw_only=True):

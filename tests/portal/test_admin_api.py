@@ -68,11 +68,21 @@ async def test_what_is_wrong_in_a_body_is_named(portal: PortalRig, admin: httpx.
         ({}, "name"),
         ({"name": ""}, "name"),
         ({"name": "x", "limits": {"requests_per_minut": 1}}, "limits"),
+        ({"name": "x", "limits": {"requests_per_minute": -1}}, "limits.requests_per_minute"),
+        ({"name": "x", "limits": {"tokens_per_minute": 2**53}}, "limits.tokens_per_minute"),
         ({"name": "x\u0000"}, "name"),
     ):
         answer = await admin.post(f"{here(portal)}/projects", json=body)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
+    for path, body in (
+        ("keys", {"name": "x", "project_id": portal.rig.project.id, "expires_at": "2999-01-01T00:00:00Z"}),
+        ("keys", {"name": "x", "project_id": portal.rig.project.id, "expires_at": "2027-01-01T00:00:00"}),  # whose?
+        ("keys", {"name": "x", "project_id": "proj\u0000"}),
+        ("keys?cursor=%00", {"name": "x", "project_id": portal.rig.project.id}),
+    ):
+        answer = await admin.post(f"{here(portal)}/{path}", json=body)
+        assert answer.status_code == 400, (path, body, answer.text)
     networks = await admin.post(f"{here(portal)}/projects", json={"name": "x", "scopes": {"networks": ["no"]}})
     assert networks.status_code == 400
 

@@ -10,6 +10,8 @@ async def test_an_operator_steers_a_pool_and_pauses_a_model(portal: PortalRig, o
     assert (await operator.get("/admin/v1/pools/tiny/steering")).json()["value"] == {"source": "settings"}
     nothing = await operator.put("/admin/v1/pools/tiny/steering", json={"mode": "manual", "prefill": 2})
     assert nothing.status_code == 409
+    endless = await operator.put("/admin/v1/pools/tiny/steering", json={"mode": "auto", "decode": 2**64})
+    assert endless.status_code == 400
     kept = await operator.put("/admin/v1/pools/tiny/steering", json={"mode": "manual", "prefill": 1, "decode": 1})
     assert kept.status_code == 200, kept.text
     assert (await operator.get("/admin/v1/pools/tiny/steering")).json()["value"]["mode"] == "manual"
