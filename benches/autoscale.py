@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from benches.autoscale_days import KINDS, MODELS, Kind, Model, day
-from benches.autoscale_oracle import Best, is_whole, one_more, play_schedule, schedule_of
+from benches.autoscale_oracle import Best, hours_with_every_slot_served, is_whole, one_more, play_schedule, schedule_of
 from benches.autoscale_report import RESULTS, figures_of, table_of_days
 from scheduler.policy.headcount import Bounds, Ground, ScaleLimits
 from scheduler.policy.queueing import Split
@@ -96,7 +96,7 @@ def oracle_table(name: str, folder: Path, until_s: float) -> list[Best] | None:
 def steady_load(name: str) -> dict[str, Any]:
     """Return what happens under one rate."""
     kind = KINDS[name]
-    arrivals = poisson(kind.workload(kind.steady_rps), duration_s=STEADY_S, seed=111)
+    arrivals = poisson(kind.workload(kind.steady_rps), duration_s=STEADY_S, seed=11)
     course = autoscaled(kind, arrivals, FIRST, ScaleLimits())
     late = [event for event in course.events if event[0] > SETTLING_S]
     return {
@@ -187,7 +187,7 @@ def main() -> None:
         steady = {kind: parts.get(f"steady-{kind}", dict[str, Any]) for kind in KINDS}
         shares = {m.name: parts.get(_played_name(m, day_s, asked.seeds[-1]), float) for m in MODELS}
     print(f"{time.monotonic() - began_s:.0f} s")
-    if None in [*tables.values(), *courses.values(), *steady.values(), *shares.values()]:
+    if None in [*courses.values(), *steady.values()]:
         print("parts are missing: run it again")
         return
     rows = [_row(model, seed, courses, tables, day_s, print_events=asked.events) for model, seed in runs]
@@ -197,7 +197,7 @@ def main() -> None:
         boot_s=BOOT_S,
         steady=steady,
         oracle={kind: [_best_row(best) for best in table or ()] for kind, table in tables.items()},
-        played={name: round(share or 0.0, 4) for name, share in shares.items()},
+        played={name: round(share, 4) if share is not None else None for name, share in shares.items()},
     )
     print(table_of_days(figures))
     print("steady:", steady)
@@ -229,8 +229,9 @@ def _row(
 ) -> dict[str, Any]:
     course, table = courses[model.name, seed], tables[model.kind]
     assert course is not None
-    assert table is not None
-    schedule = schedule_of(model, table, day_s)
+    oracle = each = None
+    if table is not None:
+        oracle, each = schedule_of(model, table, day_s).hours, hours_with_every_slot_served(model, table, day_s)
     if print_events:
         for event in course.events:
             print(model.name, seed, round(event[0] / 60), *event[1:])
@@ -240,8 +241,10 @@ def _row(
         "requests": course.result.requests,
         "attainment": round(course.result.attainment_total, 4),
         "worker_hours": round(course.hours, 2),
-        "oracle_hours": round(schedule.hours, 2),
-        "over_oracle": round(course.hours / schedule.hours, 3),
+        "oracle_hours": round(oracle, 2) if oracle is not None else None,
+        "over_oracle": round(course.hours / oracle, 3) if oracle is not None else None,
+        "hours_of_each_slot": round(each, 2) if each is not None else None,
+        "over_oracle_of_each_slot": round(course.hours / each, 3) if each is not None else None,
         "events": len(course.events),
         "events_per_5min": round(len(course.events) * 300 / day_s, 3),
         "flips": course.result.flips,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from benches.autoscale_report import read, table_of_days, table_of_steady_load
 from benches.plan_tables import agreement_table, choices_table, mocker_table, pairs_table, peers_table
 from benches.scale_table import box_table
 from benches.scaling import limit_table, measured, size_table
@@ -22,6 +23,7 @@ from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerS
 
 ARCHITECTURE = Path(__file__).with_name("architecture.md")
 SCALING = Path(__file__).with_name("scaling.md")
+AUTOSCALING = Path(__file__).with_name("autoscaling.md")
 
 
 def diagram(first: StrEnum, moves: Mapping[StrEnum, frozenset[StrEnum]]) -> str:
@@ -74,6 +76,12 @@ def planner(page: str) -> str:
     for part, table in PLANNER_TABLES.items():
         page = rewritten(page, part, table())
     return page
+
+
+def autoscaling(page: str) -> str:
+    """Return docs/autoscaling.md with the tables that follow from benches/results."""
+    figures = read()
+    return rewritten(rewritten(page, "days", table_of_days(figures)), "steady", table_of_steady_load(figures))
 
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
@@ -155,6 +163,7 @@ def main() -> None:
     wanted = {
         ARCHITECTURE: rewritten(ARCHITECTURE.read_text(), "lifecycles", lifecycles()),
         SCALING: scaling(SCALING.read_text()),
+        AUTOSCALING: autoscaling(AUTOSCALING.read_text()),
         PLANNER: planner(PLANNER.read_text()),
         CONFIGURATION: configuration(),
     }
