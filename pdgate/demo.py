@@ -66,7 +66,9 @@ def demo(
     file = catalog_file()
     stack = None if own else running_stack()
     with contextlib.nullcontext(stack) if stack is not None else own_stack(engine) as variables:
-        asyncio.run(_Demo(console, variables, read_catalog(file)).run())
+        # A stack of its own is ready with its first pair; the second decode worker may still load.
+        wait_s = _NEXT_LIFE_S if stack is None else _WAIT_S
+        asyncio.run(_Demo(console, variables, read_catalog(file), wait_s=wait_s).run())
     if svg is not None:
         svg.write_text(console.export_svg(title="pdgate demo"))
 
@@ -74,13 +76,15 @@ def demo(
 class _Demo:
     """One show."""
 
-    def __init__(self, console: Console, stack: Mapping[str, str], catalog: Catalog) -> None:
+    def __init__(self, console: Console, stack: Mapping[str, str], catalog: Catalog, *, wait_s: float) -> None:
+        """`wait_s`: how long to wait for the workers at the beginning."""
         self._console = console
         self._stack = stack
         self._catalog = catalog
         self._decisions = Path(stack["PDGATE_DATA"]) / "decisions"
         self._model = next(iter(catalog.models))
         self._pool = catalog.pool_of(self._model)
+        self._wait_s = wait_s
         self._column = 0
 
     async def run(self) -> None:
@@ -92,7 +96,7 @@ class _Demo:
                 base_url=self._stack["PDGATE_URL"], headers=headers, timeout=120, trust_env=False
             ) as http,
         ):
-            before = await self._workers(redis, "two decode workers", _two_ways, within_s=_WAIT_S)
+            before = await self._workers(redis, "two decode workers", _two_ways, within_s=self._wait_s)
             self._say("1", f"{_count(before)}; a story from {self._model}:")
             rid = await self._story(http, redis)
             again = await self._again(http)
