@@ -1,7 +1,7 @@
 """The tables of docs/planner.md that follow from the results of the planner's benches; `make docs` writes them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -35,9 +35,7 @@ def agreement_table() -> str:
             [r.of_best >= NEAR_BEST for r in found.ratios],
         ),
     ]
-    apart = Counter(d.case.traffic for d in found.decisions if not d.agrees)
-    where = ", ".join(f"{count} {traffic}" for traffic, count in apart.most_common())
-    said = [f"Disagreements by traffic: {where or 'none'}."]
+    said = [_apart(d.case.traffic for d in found.decisions if not d.agrees)]
     asked = len(list(cases()))
     for part, rows in (("decisions", found.decisions), ("ratios", found.ratios)):
         played = len(rows) + sum(name == part for name, _ in found.undecided)
@@ -57,7 +55,8 @@ def mocker_table() -> str:
         _share('both say the same of "a split gains 30 %"', [r.agrees for r in rows]),
         _share("the chosen split serves within 3 % of the mocker's best", [r.of_best >= NEAR_BEST for r in rows]),
     ]
-    said = f"The gains differ by {100 * percentile(gains, 0.5):.0f} points in the median."
+    said = f"The gains differ by {100 * percentile(gains, 0.5):.0f} points in the median. "
+    said += _apart(r.traffic for r in rows if not r.agrees)
     if len(rows) < CLAIM_ROWS:
         said += f" With {len(rows)} of {QUESTIONS} questions, under {CLAIM_ROWS}, nothing is claimed."
     return "\n".join([*lines, "", said])
@@ -132,6 +131,11 @@ def _peer_notes(found: Peers) -> list[str]:
         f"CPU per run: {1e3 * found.ours_run_s:.2f} ms and {found.peer_run_s:.1f} s.",
         *(notes or ["Every question was asked and answered."]),
     ]
+
+
+def _apart(traffics: Iterable[str]) -> str:
+    where = ", ".join(f"{count} {traffic}" for traffic, count in Counter(traffics).most_common())
+    return f"Disagreements by traffic: {where or 'none'}."
 
 
 def _share(text: str, hits: Sequence[bool]) -> str:
