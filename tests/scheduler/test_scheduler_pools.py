@@ -11,6 +11,7 @@ from rig import TIMING, eventually
 from contracts import keys
 from contracts.additions import AddedModel, encode_added, live
 from contracts.catalog import Catalog, Model
+from contracts.resp import redis_client
 from observability.metrics import Instruments
 from observability.tracing import Tracer
 from scheduler.pool import PoolScheduler
@@ -20,9 +21,10 @@ from scheduler.settings import Settings
 
 
 @asynccontextmanager
-async def following(redis: Redis, redis_url: str, catalog: Catalog, *only: str) -> AsyncIterator[Pools]:
-    """Run the pools of one process."""
+async def following(redis_url: str, catalog: Catalog, *only: str) -> AsyncIterator[Pools]:
+    """Run the pools of one process, over a client as the process has it: others may swallow its cancellation."""
     grown, models = live(catalog)
+    redis = redis_client(redis_url)
     settings = Settings(redis_url=redis_url, catalog=Path(), id="s-0", dead_after_s=3.0)
 
     def make(pool: str) -> PoolScheduler:
@@ -37,12 +39,15 @@ async def following(redis: Redis, redis_url: str, catalog: Catalog, *only: str) 
         )
 
     pools = Pools(redis, grown, models, only=only, make=make, look_s=0.02)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(pools.run())
-        try:
-            yield pools
-        finally:
-            running.cancel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(pools.run())
+            try:
+                yield pools
+            finally:
+                running.cancel()
+    finally:
+        await redis.aclose()
 
 
 def added(name: str, catalog: Catalog) -> AddedModel:
@@ -60,7 +65,7 @@ def names(pools: Pools) -> list[str]:
 async def test_an_added_models_pool_is_led_and_a_removed_ones_lease_is_given_up(
     redis: Redis, redis_url: str, catalog: Catalog
 ) -> None:
-    async with following(redis, redis_url, catalog) as pools:
+    async with following(redis_url, catalog) as pools:
         await eventually(lambda: names(pools) == ["tiny"], "the file's pool")
         await redis.set(keys.ADDED_MODELS, encode_added([added("new", catalog)]))
         await eventually(lambda: names(pools) == ["tiny", "new"], "the added pool")
@@ -75,7 +80,7 @@ async def test_an_added_models_pool_is_led_and_a_removed_ones_lease_is_given_up(
 
 async def test_a_redis_that_lost_its_data_removes_nobody(redis: Redis, redis_url: str, catalog: Catalog) -> None:
     await redis.set(keys.ADDED_MODELS, encode_added([added("new", catalog)]))
-    async with following(redis, redis_url, catalog) as pools:
+    async with following(redis_url, catalog) as pools:
         await eventually(lambda: names(pools) == ["tiny", "new"], "the added pool")
         await redis.delete(keys.ADDED_MODELS)
         await redis.set("another", "key")
@@ -88,7 +93,7 @@ async def test_a_process_with_pools_of_its_own_takes_up_no_other(
     redis: Redis, redis_url: str, catalog: Catalog
 ) -> None:
     await redis.set(keys.ADDED_MODELS, encode_added([added("new", catalog), added("other", catalog)]))
-    async with following(redis, redis_url, catalog, "new") as pools:
+    async with following(redis_url, catalog, "new") as pools:
         await eventually(lambda: names(pools) == ["new"], "the one pool")
         looked = pools.looks
         await eventually(lambda: pools.looks > looked + 1, "another look")
