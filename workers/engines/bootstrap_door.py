@@ -81,7 +81,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while True:
             async with asyncio.timeout(IDLE_S):
                 chunk = await reader.read(_CHUNK)
-            if not chunk:
+            if not chunk or writer.is_closing():  # uvloop raises no OSError for what is written after a close
                 break
             writer.write(chunk)
             async with asyncio.timeout(IDLE_S):
