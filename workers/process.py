@@ -193,8 +193,10 @@ async def _added(settings: Settings) -> Sequence[AddedModel]:
     try:
         return await read_added(redis) or ()
     except (RedisError, OSError, TimeoutError) as error:
-        log.warning("models_not_read", error=str(error))
-        return ()
+        raise SettingsError(
+            f"WORKER_POOL: the catalogue has no model in pool {settings.pool!r}, and which ones were added beside it"
+            f" cannot be asked: {error}"
+        ) from None
     finally:
         await redis.aclose()
 

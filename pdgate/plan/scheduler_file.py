@@ -74,7 +74,7 @@ def _table(name: str, values: dict[str, Any]) -> list[str]:
     for key, value in values.items():
         if isinstance(value, dict):
             nested += _table(f"{name}.{key}", value)
-        else:
+        elif value is not None:  # TOML has no null
             lines.append(f"{key} = {value!r}")
     return lines + nested
 

@@ -43,6 +43,7 @@ from contracts.usage import Outcome, Tokens, UsageEvent
 from contracts.wire import FIELD, Owner, Registration, WorkerRef
 from gateway.idempotency import Idempotency
 from gateway.lease import Lease as GatewayLease
+from gateway.live_answers import LiveAnswers
 from gateway.portal.passwords import Tries
 from gateway.portal.sessions import Sessions
 from gateway.tenants import publish_key_state
@@ -76,6 +77,9 @@ class OverCluster:
 
     async def call(self, *command: Any) -> Any:
         return await self._cluster.execute_command(*command)
+
+    async def call_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        return [await self.call(*command) for command in commands]
 
     def register_script(self, text: str):
         return self._cluster.register_script(text)
@@ -253,13 +257,19 @@ async def test_gateways_and_browsers_have_slots_of_their_own(cluster):
     await tries.count("a@b", "192.0.2.1")
     await tries.forget("a@b", "192.0.2.1")
     for org in ORGS:
+        live = LiveAnswers(OverCluster(cluster))
         once = Idempotency(
-            None, auth=None, connection=OverCluster(cluster), gateway_id="g", max_body_bytes=1, body_timeout_s=1,
-            timeout_s=1,
+            None, auth=None, connection=OverCluster(cluster), live=live, gateway_id="g", max_body_bytes=1,
+            body_timeout_s=1, timeout_s=1,
         )  # fmt: skip
         place = keys.idempotent(org, f"name-of-{org}")
         assert await once._claim(place, b"claim", b"") is None
         assert await once._end(keys=[place], args=[b"claim", b"value", 1000])
+        making = live.begin(f"{place}:live", max_bytes=10)
+        making.head(200, [])
+        making.body(b"answer")
+        await live.end(making)
+        assert await cluster.xlen(making.key) == 1
 
 
 # -- nothing forgotten -----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "billing.budget": {"scope": "org", "thresholds": [50]},
     "billing.invoice": {"kind": "invoice", "state": "draft"},
     "billing.rerating_line": {"meter": "decode"},
+    "billing.collection": {"state": "open"},
 }
 LATER = {"billing.ledger_entry"}  # in balanced pairs
 INSTALLATIONS = {"billing.seller", "billing.invoice_number"}  # of no tenant

@@ -11,6 +11,7 @@ from contracts.lifecycle import Role
 from contracts.perf import PrefillCost
 from contracts.v1 import worker_pb2 as pb
 from tests.workers.peers import FAST, Worker, new_attempt, running_worker, submit_of, unified_bench
+from workers.control import job_of
 from workers.engine import EngineLoad
 from workers.engines.faults import HANG
 from workers.roles import RestartNeeded
@@ -78,11 +79,9 @@ async def test_a_worker_whose_engine_stays_hung_asks_to_be_started_again():
         async with running_worker(Role.UNIFIED, min_grace_s=0.2, may_restart=True) as worker, asyncio.timeout(20):
             worker.server.condition._grace_s = 0.2
             worker.faults.on.add(HANG)
-            worker.server.assignments.submit(job_of(worker))
+            worker.server.assignments.submit(new_job(worker))
             await asyncio.Event().wait()
 
 
-def job_of(worker: Worker):
-    from workers.control import _job_of
-
-    return _job_of(submit_of(worker, PROMPT, attempt=new_attempt(), max_tokens=100))
+def new_job(worker: Worker):
+    return job_of(submit_of(worker, PROMPT, attempt=new_attempt(), max_tokens=100))
