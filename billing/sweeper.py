@@ -1,12 +1,18 @@
-"""Gives back what nobody settled: reservations open long past their deadline are settled as lost, at cost 0.
+"""Gives back what nobody settled, at cost 0.
 
-Gateway and scheduler settle what they served and what the other left behind. What is still open at
-deadline + 120 s was left by both. The settle script decides races: the request is settled once, by whoever came first.
+Gateway and scheduler settle what they served and what the other left behind. Two kinds are left:
+
+1. Reservations of a gateway that died between its reservation and its entry in the inbox, which no scheduler knows of.
+   Once a gateway's lease has been away for `GONE_S`, all that it had reserved and that is not in flight is settled as
+   interrupted.
+2. What is still open at deadline + 120 s was left by both, and is settled as lost.
+
+The settle script decides races: the request is settled once, by whoever came first.
 """
 
 import time
 from asyncio import sleep, timeout
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +28,8 @@ from contracts.usage import Outcome
 log: Final = structlog.get_logger()
 
 GRACE_MS: Final = 120_000
+GONE_S: Final = 15.0
+"""Schedulers settle what they know of a dead gateway within a few seconds."""
 _BATCH: Final = 200
 _SWEEP_S: Final = 60.0
 
@@ -36,8 +44,12 @@ class Sweeper:
         *,
         period_s: float = 10.0,
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
+        self._clock_s = clock_s
+        self._absent_s: dict[str, float] = {}  # since when a gateway's lease is away
+        self._buried: set[str] = set()  # gateways whose reservations were gone through
         self._scripts = scripts
         self._period_s = period_s
         self._now_ms = now_ms
@@ -48,6 +60,7 @@ class Sweeper:
             try:
                 async with timeout(_SWEEP_S):
                     await self.sweep()
+                    await self.bury()
             except (RedisError, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
             await sleep(self._period_s)
@@ -64,7 +77,34 @@ class Sweeper:
                 settled += await self._settle(shard, member.decode() if isinstance(member, bytes) else member)
         return settled
 
-    async def _settle(self, shard: int, member: str) -> bool:
+    async def bury(self) -> int:
+        """Settle what gateways that are gone had reserved and never handed over; return how many requests that were."""
+        gone = await self._gone()
+        if not gone:
+            return 0
+        settled = 0
+        for shard in range(NUM_SHARDS):
+            async for member, _ in self._redis.zscan_iter(keys.open_reservations_of_shard(shard), count=_BATCH):
+                settled += await self._settle(shard, member.decode(), of=gone)
+        self._buried |= gone
+        return settled
+
+    async def _gone(self) -> set[str]:
+        """Return the gateways whose lease is away for long enough, and that were not buried yet."""
+        known: Any = await self._redis.zrange(keys.GATEWAYS, 0, -1)
+        names = [name.decode() for name in known]
+        pipe = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipe.exists(keys.gateway_lease(name))
+        there: list[Any] = await pipe.execute() if names else []
+        now_s = self._clock_s()
+        absent = {name for name, lives in zip(names, there, strict=True) if not lives}
+        self._absent_s = {name: self._absent_s.get(name, now_s) for name in absent}
+        self._buried &= absent
+        return {name for name, since_s in self._absent_s.items() if now_s - since_s >= GONE_S} - self._buried
+
+    async def _settle(self, shard: int, member: str, *, of: Collection[str] | None = None) -> bool:
+        """Settle a reservation as lost, or, with `of`, as interrupted if it is of these gateways and not in flight."""
         org, _, rid = member.rpartition("/")
         raw: Any = await self._redis.get(keys.reservation(org, rid))
         if raw is None:  # its key was lost with Redis data: nothing is reserved any more
@@ -76,12 +116,16 @@ class Sweeper:
         except msgspec.DecodeError:  # stays open and is said every period: it holds a tenant's limits
             log.exception("reservation_unreadable", org=org, rid=rid)
             return False
+        if of is not None and (
+            reservation.gateway_id not in of or await self._redis.exists(keys.inflight(reservation.pool, rid))
+        ):
+            return False
         event = usage_event_of(
             owner,
             rid=rid,
             pool=reservation.pool,
-            outcome=Outcome.LOST,
-            cause="nobody_settled",
+            outcome=Outcome.LOST if of is None else Outcome.INTERRUPTED,
+            cause="nobody_settled" if of is None else "gateway_dead",
             attempts=0,
             estimated=True,
             settled_by="billing",
@@ -92,5 +136,12 @@ class Sweeper:
             log.exception("reservation_not_settled", org=org, rid=rid)
             return False
         if settled:
-            log.warning("request_lost", org=org, rid=rid, pool=reservation.pool, deadline_ms=reservation.deadline_ms)
+            log.warning(
+                "request_lost",
+                org=org,
+                rid=rid,
+                pool=reservation.pool,
+                deadline_ms=reservation.deadline_ms,
+                cause=event.cause,
+            )
         return settled

@@ -67,6 +67,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     key_state: str
     owner: str  # encode_owner: JSON, since Redis' msgpack has no binary type
     pool: str
+    gateway_id: str = ""  # whose request it is until a scheduler has it in flight
     rates: Sequence[Rate] = ()
     leases: Sequence[Lease] = ()
     budgets: Sequence[Budget] = ()

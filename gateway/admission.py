@@ -81,6 +81,7 @@ class Admission:
         outage: Outage,
         instruments: Instruments,
         caught_up: Callable[[str, float], Awaitable[bool]],
+        gateway_id: str,
     ) -> None:
         """`caught_up(org, timeout_s)` waits for settlements under way; false if there were none or not in time."""
         self._scripts = scripts
@@ -88,6 +89,7 @@ class Admission:
         self._outage = outage
         self._instruments = instruments
         self._caught_up = caught_up
+        self._gateway_id = gateway_id
 
     async def admit(self, asked: Asked, key: ApiKey, reload_key: Callable[[], Awaitable[ApiKey]]) -> Admitted:
         """Reserve everything or nothing.
@@ -147,7 +149,8 @@ class Admission:
     async def _reserve(self, asked: Asked, key: ApiKey, wanted: Claim) -> ReserveAnswer | None:
         """Run the script; None: Redis does not answer, and the request may go on all the same."""
         try:
-            answer = await self._scripts.reserve(key.organisation_id, _reservation(asked, key, wanted))
+            reservation = _reservation(asked, key, wanted, gateway_id=self._gateway_id)
+            answer = await self._scripts.reserve(key.organisation_id, reservation)
         except RedisError as error:
             log.warning("reserve_failed", rid=asked.rid, error=str(error))
             if isinstance(error, ResponseError) or not self._outage.let_in(key.id):
@@ -205,7 +208,7 @@ def scopes_of(key: ApiKey) -> Sequence[Scope]:
     return (*scopes, Scope("credit", key.organisation_id, NO_LIMITS, budgeted=True))
 
 
-def _reservation(asked: Asked, key: ApiKey, wanted: Claim) -> Reservation:
+def _reservation(asked: Asked, key: ApiKey, wanted: Claim, *, gateway_id: str) -> Reservation:
     return Reservation(
         rid=asked.rid,
         member=f"{key.organisation_id}/{asked.rid}",
@@ -215,6 +218,7 @@ def _reservation(asked: Asked, key: ApiKey, wanted: Claim) -> Reservation:
         key_state=key.key_state,
         owner=encode_owner(asked.owner),
         pool=asked.pool,
+        gateway_id=gateway_id,
         rates=wanted.rates,
         leases=wanted.leases,
         budgets=wanted.budgets,

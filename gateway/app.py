@@ -168,6 +168,7 @@ class Gateway:
                 outage=Outage(per_key=settings.outage_requests_per_key, per_process=settings.outage_requests),
                 instruments=telemetry.instruments,
                 caught_up=self.settlement.caught_up,
+                gateway_id=self.gateway_id,
             ),
             fleet=self.fleet,
             inbox=self.inbox,

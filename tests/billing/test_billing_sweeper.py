@@ -1,5 +1,6 @@
 """What nobody settled is settled as lost: limits come back, nothing is charged."""
 
+import msgspec
 import pytest
 from billing_rig import TINY, usage_event
 from test_settlement_scripts import (
@@ -14,7 +15,7 @@ from test_settlement_scripts import (
 )
 
 from billing.events import decode_event
-from billing.sweeper import GRACE_MS, Sweeper
+from billing.sweeper import GONE_S, GRACE_MS, Sweeper
 from contracts import keys
 from contracts.identity import new_rid, shard_of
 from contracts.settlement import METER_GENERATED, METER_TOKENS, SettlementScripts, actual_usage
@@ -95,3 +96,44 @@ async def test_one_reservation_that_redis_refuses_to_settle_does_not_stop_the_ot
     assert await sweeper(rig, DEADLINE + GRACE_MS).sweep() == 1
     assert await rig.redis.exists(keys.reservation(ORG, open_request)) == 0
     assert await rig.redis.exists(keys.reservation(ORG, broken)) == 1
+
+
+async def test_what_a_dead_gateway_had_reserved_and_never_handed_over_comes_back(rig):
+    """It was killed between the two. What is in flight is the scheduler's, what lives is the gateway's."""
+    await rig.redis.hset(keys.key_states(ORG), "key_1", "active:1")
+    scripts, rids = SettlementScripts(rig.redis), {}
+    for name, gateway in (("left", "dead"), ("running", "dead"), ("alive", "living"), ("old", "")):
+        rids[name] = new_rid(NOW)
+        made = reservation(rids[name], budgets=[budget(10**9, 1000)])
+        await scripts.reserve(ORG, msgspec.structs.replace(made, gateway_id=gateway))
+    await rig.redis.set(keys.inflight("tiny", rids["running"]), b"x")
+    await rig.redis.zadd(keys.GATEWAYS, {"dead": NOW, "living": NOW})
+    await rig.redis.set(keys.gateway_lease("living"), "h:1")
+    clock = [0.0]
+    sweeper = Sweeper(rig.redis, scripts, now_ms=lambda: NOW, clock_s=lambda: clock[0])
+    assert await sweeper.bury() == 0, "its lease may only be late"
+    clock[0] = GONE_S
+    assert await sweeper.bury() == 1
+    assert await budget_of(rig.redis) == (0, 3000)
+    (fields,) = [fields for _, fields in await rig.redis.xrange(keys.usage_stream(shard_of(ORG)))]
+    event = decode_event(fields[b"d"]).event
+    assert (event.rid, event.outcome, event.cost, event.cause) == (rids["left"], "interrupted", 0, "gateway_dead")
+    await rig.redis.delete(keys.inflight("tiny", rids["running"]))
+    assert await sweeper.bury() == 0, "once for each life"
+
+
+async def test_a_gateway_that_comes_back_is_not_buried(rig):
+    await rig.redis.zadd(keys.GATEWAYS, {"slow": NOW})
+    await rig.redis.hset(keys.key_states(ORG), "key_1", "active:1")
+    scripts, clock = SettlementScripts(rig.redis), [0.0]
+    made = reservation(new_rid(NOW), budgets=[budget(10**9, 1000)])
+    await scripts.reserve(ORG, msgspec.structs.replace(made, gateway_id="slow"))
+    sweeper = Sweeper(rig.redis, scripts, now_ms=lambda: NOW, clock_s=lambda: clock[0])
+    assert await sweeper.bury() == 0
+    await rig.redis.set(keys.gateway_lease("slow"), "h:1")
+    clock[0] = GONE_S
+    assert await sweeper.bury() == 0
+    await rig.redis.delete(keys.gateway_lease("slow"))
+    assert await sweeper.bury() == 0
+    clock[0] = 2 * GONE_S
+    assert await sweeper.bury() == 1

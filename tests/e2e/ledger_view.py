@@ -40,15 +40,22 @@ async def ledger_is_balanced(database: asyncpg.Connection) -> bool:
 
 async def nothing_is_reserved(redis: Redis) -> bool:
     """Return whether no reservation, lease, inbox entry or in-flight record is left anywhere."""
+    return not await what_is_reserved(redis)
+
+
+async def what_is_reserved(redis: Redis) -> list[str]:
+    """Return what is left of reservations, leases, inbox entries and in-flight records: keys and what they hold."""
+    left = []
     for shard in range(NUM_SHARDS):
-        if await redis.zcard(keys.open_reservations_of_shard(shard)):
-            return False
+        name = keys.open_reservations_of_shard(shard)
+        if members := await redis.zrange(name, 0, -1, withscores=True):
+            left.append(f"{name}: {members}")
     async for key in redis.scan_iter(match="pdgate:*"):
         name = key.decode()
         if ":res:" in name or ":inflight:" in name:
-            return False
-        if ":running:" in name and await redis.zcard(key):
-            return False
-        if name.endswith(":inbox") and await redis.xlen(key):
-            return False
-    return True
+            left.append(name)
+        elif ":running:" in name and (members := await redis.zrange(key, 0, -1)):
+            left.append(f"{name}: {members}")
+        elif name.endswith(":inbox") and (entries := await redis.xrange(key)):
+            left.append(f"{name}: {entries}")
+    return left

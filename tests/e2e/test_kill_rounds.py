@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import shutil
 import time
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from billing.restore import read_journals, restore
 from contracts import keys
 from contracts.resp import redis_client
 from tests.e2e.kill_rig import Load, Servers
-from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests
+from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests, what_is_reserved
 from tests.processes import Stack, until
 
 log = structlog.get_logger()
@@ -73,7 +74,15 @@ async def rounds(stack: Stack, servers: Servers, number: int, *, seed: int) -> N
 async def check(stack: Stack, redis: Redis, load: Load, engine, gateway_killed_s: list[float]) -> None:
     database = await asyncpg.connect(stack.database_url)
     # What nobody settled is swept two minutes after its deadline; that is not waited for, so nothing may need it.
-    await until(lambda: nothing_is_reserved(redis), 90)
+    try:
+        await until(lambda: nothing_is_reserved(redis), 90)
+    except TimeoutError:
+        left = await what_is_reserved(redis)
+        rids = set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}", " ".join(left)))
+        lines = [
+            f"{n}: {line}" for n in stack.names for line in stack.log(n).splitlines() if any(r in line for r in rids)
+        ]
+        raise AssertionError("\n".join([f"left after 90 s, at {time.time():.1f}:", *left, *lines])) from None
 
     async def all_billed() -> bool:
         rows = await requests(database)
