@@ -19,6 +19,7 @@ from billing.database import create_engine
 from billing.partitions import Partitions
 from billing.restore import read_journals, restore
 from contracts import keys
+from contracts.identity import NUM_SHARDS
 from contracts.resp import redis_client
 from tests.e2e.kill_rig import Load, Servers
 from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests, what_is_reserved
@@ -78,17 +79,21 @@ async def check(stack: Stack, redis: Redis, load: Load, engine, gateway_killed_s
         await until(lambda: nothing_is_reserved(redis), 90)
     except TimeoutError:
         left = await what_is_reserved(redis)
-        rids = set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}", " ".join(left)))
-        lines = [
-            f"{n}: {line}" for n in stack.names for line in stack.log(n).splitlines() if any(r in line for r in rids)
-        ]
-        raise AssertionError("\n".join([f"left after 90 s, at {time.time():.1f}:", *left, *lines])) from None
+        raise AssertionError(told_of(stack, "reserved after 90 s", left)) from None
 
     async def all_billed() -> bool:
         rows = await requests(database)
         return all(rid in rows for rid in load.finished)
 
-    await until(all_billed, 60)
+    try:
+        await until(all_billed, 60)
+    except TimeoutError:
+        missing = sorted(load.finished.keys() - (await requests(database)).keys())
+        streams = [keys.usage_stream(shard) for shard in range(NUM_SHARDS)]
+        waiting = [f"{name}: {entries}" for name in streams if (entries := await redis.xrange(name))]
+        graves = [keys.dead_letters(shard) for shard in range(NUM_SHARDS)]
+        dead = [f"dead: {entries}" for name in graves if (entries := await redis.xrange(name))]
+        raise AssertionError(told_of(stack, "not billed after 60 s", [*missing, *waiting, *dead])) from None
     rows = await requests(database)
     unacknowledged: list[float] = []
     for rid, usage in load.finished.items():
@@ -116,6 +121,14 @@ async def check(stack: Stack, redis: Redis, load: Load, engine, gateway_killed_s
     assert int(raw.get(b"reserved", 0)) == 0, "reserved money is back to zero"
     assert int(raw[b"spent"]) == cost
     await database.close()
+
+
+def told_of(stack: Stack, what: str, found: list[str]) -> str:
+    """Return what was found, and each line of a log that names one of its requests."""
+    rids = set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}", " ".join(found)))
+    logs = [f"{name}: {line}" for name in stack.names for line in stack.log(name).splitlines()]
+    lines = [line for line in logs if any(rid in line for rid in rids)]
+    return "\n".join([f"{what}, at {time.time():.1f}:", *found, *lines, "the last of all logs:", *logs[-20:]])
 
 
 async def test_each_process_killed_once_under_load_loses_doubles_and_keeps_nothing(killable):
