@@ -175,7 +175,7 @@ def catalog_of(settings: Settings) -> Catalog:
     """Return the catalogue's file, and with it the models that were added, where the pool is one of theirs.
 
     Raises:
-        SettingsError: the file cannot be used.
+        SettingsError: the file cannot be used, or does not name the pool and Redis cannot say what was added.
     """
     try:
         catalog = read_catalog(Path(settings.catalog))
