@@ -1,7 +1,8 @@
 """Endurance at 70 % of what the stack carries: `make soak`, `python -m benches.soak --minutes 120`.
 
 First the capacity: the rate of calls is raised by half until answers take more than twice as long as unloaded, or any
-is missing; the load is then 70 % of the highest rate before. While it runs, every few seconds resident memory and open
+is missing; the load is then 70 % of the highest rate before. With `--max-running` and `--step-ms` it is the workers'
+places that are full then, as with accelerators, and not this machine: it may do other work beside. While it runs, every few seconds resident memory and open
 files of each process, keys and memory of Valkey, and connections and size of PostgreSQL are read. After a warm-up of a
 tenth of the time (a minute at least) each gets a line fitted by least squares.
 
@@ -191,9 +192,10 @@ def plot(samples: Sequence[tuple[float, Mapping[str, float]]], file: Path) -> No
     )
 
 
-async def bench(minutes: float, folder: Path) -> dict[str, Any]:
+async def bench(minutes: float, folder: Path, workers: Mapping[str, str]) -> dict[str, Any]:
+    """`workers`: environment of every worker, beside what faults need."""
     end_cleanly()
-    async with running(folder, None, has_relays=False) as site, rounds_of(site, seed=0) as rounds:
+    async with running(folder, None, has_relays=False, workers=workers) as site, rounds_of(site, seed=0) as rounds:
         prompts = Prompts(folder / "models" / "tiny" / "tokenizer.json", seed=1)
         print("looking for what the stack carries")
         capacity = await carried(site, prompts)
@@ -205,11 +207,15 @@ def main() -> None:
     """Run and judge; exit 1 when anything is wrong or not flat."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--max-running", type=int, help="places of each worker (default: more than this machine fills)")
+    parser.add_argument("--step-ms", type=float, help="a decode step (default 7)")
     asked = parser.parse_args()
+    wanted = {"WORKER_MAX_RUNNING": asked.max_running, "WORKER_STEP_MS": asked.step_ms}
+    workers = {name: str(value) for name, value in wanted.items() if value is not None}
     folder = Path(tempfile.mkdtemp(prefix="pdgate-soak-"))
     folder.chmod(0o755)
     try:
-        result = uvloop.run(bench(asked.minutes, folder))
+        result = uvloop.run(bench(asked.minutes, folder, workers))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)

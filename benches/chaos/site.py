@@ -10,9 +10,10 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -92,9 +93,10 @@ class Servers:
 class Site:
     """Everything that runs, and the handles by which it is broken."""
 
-    def __init__(self, folder: Path, old_tree: Path | None, *, has_relays: bool) -> None:
+    def __init__(self, folder: Path, old_tree: Path | None, *, has_relays: bool, workers: Mapping[str, str]) -> None:
         self.folder = folder
         self.has_relays = has_relays
+        self.worker = WORKER | workers  # environment of every worker
         self.old_tree = old_tree  # an earlier version of the project, for upgrades
         self.old: set[str] = set()  # processes that run it
         self.lacks: dict[str, str] = {}  # what this machine cannot do, and why
@@ -229,7 +231,7 @@ class Site:
                 environ |= {"SCHEDULER_ID": name, "SCHEDULER_RATIO_MODE": "manual"}
             elif name in WORKERS:
                 journal, faults = str(journals / name), str(self.fault_file(name))
-                environ |= {**WORKER, "WORKER_JOURNAL_DIR": journal, "WORKER_FAULTS_FILE": faults}
+                environ |= {**self.worker, "WORKER_JOURNAL_DIR": journal, "WORKER_FAULTS_FILE": faults}
         stack.redis_url, stack.database_url = valkey.url, postgres.url
 
     def fault_file(self, name: str) -> Path:
@@ -243,9 +245,14 @@ class Site:
 
 
 @asynccontextmanager
-async def running(folder: Path, old_tree: Path | None, *, has_relays: bool = True) -> AsyncIterator[Site]:
-    """Run a site on services of its own; leave nothing behind. Without relays nothing goes through this process."""
-    site = Site(folder, old_tree, has_relays=has_relays)
+async def running(
+    folder: Path, old_tree: Path | None, *, has_relays: bool = True, workers: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Site]:
+    """Run a site on services of its own; leave nothing behind. Without relays nothing goes through this process.
+
+    `workers`: environment of every worker, beside what faults need.
+    """
+    site = Site(folder, old_tree, has_relays=has_relays, workers=workers)
     try:
         await site.build()
         site.redis = redis_client(site.servers.running[VALKEY].url)
