@@ -45,7 +45,8 @@ from pdgate.timeline import Curve, Panel, write_panels
 RESULTS = Path(__file__).parent / "results" / "soak.json"
 PLOT = RESULTS.with_suffix(".svg")
 SHARE = 0.7
-FIRST_RATE, STEP_S = 8.0, 8.0
+FIRST_RATE, STEP_S = 2.0, 8.0
+ANSWERS_A_STEP = 8.0  # a step lasts at least this many answers: a queue that grows has to be felt
 SAMPLE_S = 5.0
 ALLOWANCE = 0.05
 FLOORS = {"rss_mb": 8.0, "files": 8.0, "postgres_connections": 4.0}
@@ -108,20 +109,21 @@ async def sample(site: Site, books: Books) -> dict[str, float]:
 
 async def carried(site: Site, prompts: Prompts) -> float:
     """Return the highest rate of calls a second at which answers take no longer than twice their time unloaded."""
-    rate, best, unloaded_s = FIRST_RATE, FIRST_RATE, 0.0
+    rate, best, unloaded_s, step_s = FIRST_RATE, FIRST_RATE, 0.0, STEP_S
     while True:
         callers = Callers(site.gateways, site.stack.api_key, prompts, rate=rate)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(callers.run())
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(step_s)
             callers.stop()
         took_s = median(call.ended_s - call.began_s for call in callers.calls)
         unloaded_s = unloaded_s or took_s
-        begun = len(callers.calls) / STEP_S  # by this client, which shares the machine
+        begun = len(callers.calls) / step_s  # by this client, which shares the machine
         bad = sum(call.verdict != "done" for call in callers.calls)
         print(f"  {begun:.1f} calls/s begun: half are answered in {took_s:.2f} s, {bad} are not", flush=True)
         if bad or took_s > 2 * unloaded_s or begun < 0.8 * rate:
             return best
+        step_s = max(STEP_S, ANSWERS_A_STEP * unloaded_s)
         best, rate = begun, rate * 1.5
 
 
