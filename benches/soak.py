@@ -1,10 +1,12 @@
 """Endurance at 70 % of what the stack carries: `make soak`, `python -m benches.soak --minutes 120`.
 
 First the capacity: the rate of calls is raised by half until answers take more than twice as long as unloaded, or any
-is missing; the load is then 70 % of the most that were answered a second. With `--max-running` and `--step-ms` it is the workers'
-places that are full then, as with accelerators, and not this machine: it may do other work beside. While it runs, every few seconds resident memory and open
-files of each process, keys and memory of Valkey, and connections and size of PostgreSQL are read. After a warm-up of a
-tenth of the time (a minute at least) each gets a line fitted by least squares.
+is missing; the load is then 70 % of the most that were answered a second. With `--max-running` and `--step-ms` it is
+the workers' places that are full then, as with accelerators, and not this machine: it may do other work beside.
+
+While it runs, every few seconds resident memory and open files of each process, keys and memory of Valkey, and
+connections and size of PostgreSQL are read. After a warm-up of a tenth of the time (a minute at least) each gets a line
+fitted by least squares.
 
 Flat is what grows over the whole rest by no more than its allowance: 5 % of its first value, or the floor written in
 `FLOORS` where that is more. A slope that is within twice its own standard error of zero is flat too. Valkey keeps

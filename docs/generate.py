@@ -1,12 +1,13 @@
 """Writes the pages and parts of pages that follow from code and measurements.
 
-These are the lifecycles in docs/architecture.md, the tables of docs/scaling.md and of docs/planner.md, and all of
-docs/configuration.md.
+These are the lifecycles in docs/architecture.md, tables of docs/scaling.md, docs/planner.md, docs/autoscaling.md and
+docs/performance.md, and all of docs/configuration.md.
 `make docs` runs it; `make check` (`--check`) and a test compare the pages with what this would write.
 """
 
 import ast
 import importlib
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -82,6 +83,15 @@ def autoscaling(page: str) -> str:
     """Return docs/autoscaling.md with the tables that follow from benches/results."""
     figures = read()
     return rewritten(rewritten(page, "days", table_of_days(figures)), "steady", table_of_steady_load(figures))
+
+
+PERFORMANCE = Path(__file__).with_name("performance.md")
+PEERS = Path(__file__).parent.parent / "benches" / "results" / "peers.json"
+
+
+def performance(page: str) -> str:
+    """Return docs/performance.md with the table of other gateways, as `python -m benches.peers` left it."""
+    return rewritten(page, "peers", json.loads(PEERS.read_text())["markdown"])
 
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
@@ -165,6 +175,7 @@ def main() -> None:
         SCALING: scaling(SCALING.read_text()),
         AUTOSCALING: autoscaling(AUTOSCALING.read_text()),
         PLANNER: planner(PLANNER.read_text()),
+        PERFORMANCE: performance(PERFORMANCE.read_text()),
         CONFIGURATION: configuration(),
     }
     if "--check" in sys.argv:
