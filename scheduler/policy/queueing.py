@@ -83,6 +83,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 NOTHING = Prediction(goodput_rps=0.0, unified_share=0.0, prefill_load=0.0, decode_load=0.0)
 _ALMOST_FULL = 0.95
+_PARTS = (0.25, 0.5, 0.75)
 _NORMAL = (-1.6449, -1.0364, -0.6745, -0.3853, -0.1257, 0.1257, 0.3853, 0.6745, 1.0364, 1.6449)  # deciles' middles
 
 
@@ -306,21 +307,25 @@ def prefill_in_time(
     waiting = erlang_c(servers, min(load, _ALMOST_FULL) * servers)
     total_ms = max(sum(own_ms), 1e-9)
     slacks_ms = [ttft_ms - besides_ms - ms for ms in own_ms]
-    kept_ms = best = 0.0
-    for kept, longest_ms in enumerate(own_ms, start=1):
-        kept_ms += longest_ms
-        kept_load = feasible_load * kept_ms / total_ms
-        if kept_load >= _ALMOST_FULL:
-            # The shorter ones are served all the same; of this quantile, what still fits.
-            fits = 1 - (kept_load - _ALMOST_FULL) * total_ms / feasible_load / longest_ms
-            return (best + max(0.0, fits) * best / kept) / len(own_ms)
+    kept_ms = list(itertools.accumulate(own_ms, initial=0.0))
+
+    def met(kept: int, part: float) -> float:
+        """Return how many are in time, in quantiles, if so many are kept and a part of the next one."""
+        kept_load = feasible_load * (kept_ms[kept] + (part * own_ms[kept] if part else 0.0)) / total_ms
+        if kept_load >= 1:
+            return 0.0
         decay_per_ms = 2 * servers * (1 - kept_load) / max(spread_ms, 1e-9)
-        met = 0.0
-        for slack_ms in slacks_ms[:kept]:
-            if slack_ms > 0:
-                met += 1 - waiting * math.exp(-slack_ms * decay_per_ms)
-        best = max(best, met)
-    return best / len(own_ms)
+        parts = [1.0] * kept + ([part] if part else [])
+        return sum(
+            share * (1 - waiting * math.exp(-slack_ms * decay_per_ms))
+            for share, slack_ms in zip(parts, slacks_ms, strict=False)
+            if slack_ms > 0
+        )
+
+    whole = [met(kept, 0.0) for kept in range(len(own_ms) + 1)]
+    best = whole.index(max(whole))
+    beside = [met(kept, part) for kept in (best - 1, best) if 0 <= kept < len(own_ms) for part in _PARTS]
+    return max(whole[best], *beside) / len(own_ms)
 
 
 def decode_room(

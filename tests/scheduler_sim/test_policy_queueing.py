@@ -1,5 +1,6 @@
 """Predicted goodput: known values, sane shape, and agreement with the simulator on the order of splits."""
 
+import itertools
 import math
 
 import msgspec
@@ -55,6 +56,27 @@ def test_one_server_with_poisson_arrivals_waits_as_m_m_1():
     # P(wait > x) = rho * exp(-(1 - rho) * x / S) for exponential service, where the dispersion is 2.
     got = prefill_in_time((1e-6,), load=0.8, feasible_load=0.8, servers=1, spread_ms=2 * 100.0, ttft_ms=500.0)
     assert got == pytest.approx(1 - 0.8 * math.exp(-0.2 * 500 / 100))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5, 9])
+def test_more_load_is_never_in_time_for_more_of_the_prompts_and_overload_gives_up_the_longest(servers):
+    """A pool at 95 to 100 % of its load once promised less than one at 105 %."""
+    own_ms = (285.0, 420.0, 554.0, 690.0, 843.0, 1068.0, 1343.0, 2272.0)
+    shares = [
+        prefill_in_time(
+            own_ms,
+            load=hundredth / 100,
+            feasible_load=hundredth / 100,
+            servers=servers,
+            spread_ms=1910.0,
+            ttft_ms=4000.0,
+            besides_ms=50.0,
+        )
+        for hundredth in range(40, 300)
+    ]
+    assert max(after - before for before, after in itertools.pairwise(shares)) < 0.002
+    # Twice the load: the five shortest eighths are half of the work, and a worker that is just full is late for some.
+    assert 3 / 8 < shares[200 - 40] < 6.2 / 8
 
 
 def test_a_burst_that_fits_in_the_slack_costs_nothing_and_a_longer_one_costs_its_excess():
