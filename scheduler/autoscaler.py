@@ -27,14 +27,15 @@ from observability.metrics import Instruments
 from scheduler.actuator import Actuator
 from scheduler.book import Request
 from scheduler.boot import Boot
+from scheduler.bounds import bounds_of
 from scheduler.controller import RatioController
 from scheduler.crew import Crew
 from scheduler.decision_log import DecisionLog
 from scheduler.fleet.protocol import Fleet, FleetError, Price
 from scheduler.outbox import Outbox
 from scheduler.policy.arrivals import ArrivalTrend
+from scheduler.policy.foresight import Foresight
 from scheduler.policy.headcount import (
-    Bounds,
     Ground,
     Lull,
     ScaleLimits,
@@ -53,6 +54,7 @@ from scheduler.policy.turns import BATCH_TIER
 from scheduler.registry import WorkerRegistry
 from scheduler.room import SharedRoom
 from scheduler.waiting import WaitingQueue
+from scheduler.window import SloWindow
 
 log = structlog.get_logger()
 
@@ -87,6 +89,7 @@ class Autoscaler:
         waiting: WaitingQueue,
         outbox: Outbox,
         controller: RatioController,
+        window: SloWindow,
         actuator: Actuator,
         decisions: DecisionLog,
         instruments: Instruments,
@@ -105,6 +108,7 @@ class Autoscaler:
         self._waiting = waiting
         self._outbox = outbox
         self._controller = controller
+        self._window = window
         self._actuator = actuator
         self._decisions = decisions
         self._instruments = instruments
@@ -181,6 +185,15 @@ class Autoscaler:
         """How the worker came that last brought the pool to serve, as of now: whoever waited for it asks at once."""
         self._see_who_has_come()
         return self._cold
+
+    @property
+    def foresight(self) -> Foresight:
+        """What the term has learned, without its clock."""
+        return msgspec.structs.replace(self._state.foresight, at_s=None, last=None)
+
+    def restore(self, foresight: Foresight) -> None:
+        """Go on with what a former term has learned. Before the first tick."""
+        self._state = msgspec.structs.replace(self._state, foresight=foresight)
 
     @property
     def cost_per_hour(self) -> float:
@@ -270,6 +283,8 @@ class Autoscaler:
                 steps=len(plan.steps),
                 rate_rps=plan.rate_rps,
                 ahead_rps=plan.ahead_rps,
+                attained=round(plan.attained, 4) if plan.attained is not None else None,
+                missed_of_foreseen=round(plan.belief.factor, 3),
             )
         if acts:
             await self._act(plan)
@@ -350,6 +365,7 @@ class Autoscaler:
             boot_s=self._boot_s,
             flipping=self._actuator.busy,
             failing=bool(self.crew.failed),
+            outcomes=self._window.take_outcomes(),
         )
 
     def _what_blocks(self, plan: ScalePlan) -> str:
@@ -414,19 +430,6 @@ class Autoscaler:
             simulated=self._simulated,
         )
         self._outbox.write(("SET", keys.scaling(self._pool), encode_note(self._room.told(note)), "PX", NOTE_HOLDS_MS))
-
-
-def bounds_of(scaling: Scaling) -> Bounds:
-    """Return the policy's form of what the catalogue says."""
-    return Bounds(
-        max_workers=scaling.max_workers,
-        to_zero=scaling.to_zero,
-        idle_s=scaling.idle_s,
-        floor=Split(prefill=scaling.min_prefill, decode=scaling.min_decode, unified=scaling.min_unified),
-        budget_per_hour=scaling.budget_nano,
-        spot_share=scaling.spot_share,
-        sleep_s=scaling.sleep_s,
-    )
 
 
 def _not_done(after: ScaleState, before: ScaleState) -> ScaleState:

@@ -144,6 +144,7 @@ class Helm:
                 waiting=waiting,
                 outbox=outbox,
                 controller=self.controller,
+                window=self.window,
                 actuator=actuator,
                 decisions=self.decisions,
                 instruments=instruments,
@@ -224,7 +225,7 @@ class Helm:
 
     async def begin(self) -> None:
         """Take over what the former leader knew. Before the term serves anybody."""
-        await take_over(self._redis, self._pool, self._memory, self.controller, self.ladder)
+        await take_over(self._redis, self._pool, self._memory, self.controller, self.ladder, self.autoscaler)
 
     async def scale(self) -> None:
         """Start and stop workers until cancelled, if there is a fleet for it."""
@@ -262,7 +263,7 @@ class Helm:
             self.controller.tick(self._steering)
         if point or changed:  # gateways send those who agreed to a local model as soon as they see it
             self._outbox.write(add_command(self._pool, self._course.point()))
-            self._outbox.write(save_command(self._pool, self._memory, self.controller, self.ladder))
+            self._outbox.write(save_command(self._pool, self._memory, self.controller, self.ladder, self.autoscaler))
         workers = list(self._registry.workers())
         self._transitions.look(workers)
         self.decisions.workers(workers)

@@ -2,7 +2,7 @@
 
 1. With each point of the series the leader writes its legacy to one key of the pool (`contracts.keys.learned`).
 2. A new term reads it before it serves: the controller's gains and its last move (the cooldown goes on), how the demand
-   changed, lengths of answers, the fit of the costs, the rung of the ladder.
+   changed, lengths of answers, the fit of the costs, the rung of the ladder, how many foreseen misses happen.
 3. Prefixes need none: workers tell a new leader their whole tables. Arrivals of the last minutes are counted anew.
 
 A legacy that cannot be read, or is of another version, is left alone: everything in it is learned again.
@@ -18,10 +18,12 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.resp import Argument
+from scheduler.autoscaler import Autoscaler
 from scheduler.controller import Decided, RatioController
 from scheduler.degrade import Ladder
 from scheduler.memory import PoolMemory
 from scheduler.policy.fit import FitState
+from scheduler.policy.foresight import Foresight
 from scheduler.policy.ladder import Rung
 from scheduler.policy.lengths import Level
 
@@ -43,12 +45,16 @@ class Legacy(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[Level]
     costs: FitState
     rung: int
+    foresight: Foresight | None = None
+    """None = of a leader that scaled nobody."""
 
 
 decode = msgspec.msgpack.Decoder(Legacy).decode
 
 
-def save_command(pool: str, memory: PoolMemory, controller: RatioController, ladder: Ladder) -> tuple[Argument, ...]:
+def save_command(
+    pool: str, memory: PoolMemory, controller: RatioController, ladder: Ladder, autoscaler: Autoscaler | None = None
+) -> tuple[Argument, ...]:
     """Return the Redis command that keeps a leader's legacy for a day."""
     legacy = Legacy(
         at_unix_ms=int(time.time() * 1000),
@@ -56,11 +62,19 @@ def save_command(pool: str, memory: PoolMemory, controller: RatioController, lad
         lengths=memory.router.lengths.levels(_MOST_LEVELS),
         costs=memory.costs.state,
         rung=ladder.legacy,
+        foresight=autoscaler.foresight if autoscaler is not None else None,
     )
     return ("SET", keys.learned(pool), msgspec.msgpack.encode(legacy), "EX", _KEPT_S)
 
 
-async def take_over(redis: Redis, pool: str, memory: PoolMemory, controller: RatioController, ladder: Ladder) -> bool:
+async def take_over(
+    redis: Redis,
+    pool: str,
+    memory: PoolMemory,
+    controller: RatioController,
+    ladder: Ladder,
+    autoscaler: Autoscaler | None = None,
+) -> bool:
     """Take over the former leader's legacy; return whether there was one."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -75,6 +89,8 @@ async def take_over(redis: Redis, pool: str, memory: PoolMemory, controller: Rat
         return False
     memory.router.lengths.restore(legacy.lengths)
     memory.costs.restore(legacy.costs)
+    if autoscaler is not None and legacy.foresight is not None:
+        autoscaler.restore(legacy.foresight)
     ago_s = max(0.0, time.time() - legacy.at_unix_ms / 1000)
     if ago_s <= _DECIDED_HOLDS_S:
         controller.restore(legacy.decided, ago_s=ago_s)

@@ -18,6 +18,7 @@ from contracts.wire import RequestOutcome, Stages
 from observability.metrics import Instruments
 from scheduler.book import Request
 from scheduler.policy.blame import Blamed, BlameWindow, Stage, Stamps, blame
+from scheduler.policy.foresight import Outcomes
 from scheduler.policy.turns import BATCH_TIER
 
 
@@ -49,6 +50,7 @@ class SloWindow:
         self._now_s = now_s
         self._window = BlameWindow(span_s=span_s)
         self._since: Counter[Stage | None] = Counter()
+        self._outcomes = Outcomes()
 
     def ended(self, request: Request, outcome: RequestOutcome) -> Stage:
         """Take what became of a request that ran, and return the stage its miss is blamed on.
@@ -70,6 +72,7 @@ class SloWindow:
         if request.tier != BATCH_TIER:
             self._window.add(self._now_s(), stage)
             self._since[stage] += 1
+            self._outcomes = self._outcomes.and_one(stage)
         return stage
 
     def refused(self, request: Request) -> None:
@@ -77,6 +80,7 @@ class SloWindow:
         if request.tier != BATCH_TIER:
             self._window.refuse(self._now_s())
             self._since[None] += 1
+            self._outcomes = self._outcomes.and_one(None)
 
     def blamed(self) -> Blamed:
         """Return the counts of the last minute."""
@@ -93,6 +97,11 @@ class SloWindow:
             refused=since[None],
             by_stage={stage.value: n for stage, n in missed.items() if stage is not None},
         )
+
+    def take_outcomes(self) -> Outcomes:
+        """Return what became of requests since the last call: for the number of workers."""
+        outcomes, self._outcomes = self._outcomes, Outcomes()
+        return outcomes
 
     def _judge(self, request: Request, outcome: RequestOutcome) -> Stage:
         if outcome.slo_met or outcome.slo_met is None:

@@ -16,8 +16,8 @@ SPANS_BINS = (180, 90, 48, 24, 12, 6)
 """30 min to 1 min."""
 _LATEST = 6
 """Bins at the end that may contradict a line, at most."""
-_DOUBT = 2.5
-"""Standard deviations of a Poisson count at which they do."""
+_DOUBT = 3.0
+"""Standard deviations of a Poisson count at which they do: it is asked hundreds of times an hour."""
 _SLOPE_DOUBT = 3.0
 
 
@@ -74,12 +74,13 @@ class ArrivalTrend:
             if span == SPANS_BINS[-1] or not _contradicted(bins[-span:], line):
                 break
         level, slope, error = line
-        ahead = level + slope * ahead_s / BIN_S
+        seen_s = min(span, len(bins)) * BIN_S
+        ahead = level + slope * min(ahead_s, seen_s / 2) / BIN_S  # no further than it has been seen to go on
         return RateForecast(
             now_rps=max(0.0, level) / BIN_S,
             ahead_rps=max(0.0, ahead) / BIN_S,
             error_rps=error / BIN_S,
-            span_s=min(span, len(bins)) * BIN_S,
+            span_s=seen_s,
         )
 
     def _advance(self, now_s: float) -> None:

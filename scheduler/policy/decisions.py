@@ -13,6 +13,7 @@ from contracts.lifecycle import HandOff, Path, Role, WorkerState
 from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from scheduler.policy.blame import Stage
+from scheduler.policy.foresight import Belief
 from scheduler.policy.headcount import ScalePlan, Step
 from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Decision, Mode, Move
@@ -155,6 +156,8 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, tag="scale", tag_field="
     in_time: float | None = None
     rate_rps: float | None = None
     ahead_rps: float | None = None
+    belief: Belief = Belief()
+    attained: float | None = None
 
     @classmethod
     def of(cls, at_ms: float, plan: ScalePlan, mode: str) -> "Scaled":
@@ -169,6 +172,8 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, tag="scale", tag_field="
             in_time=plan.in_time,
             rate_rps=plan.rate_rps,
             ahead_rps=plan.ahead_rps,
+            belief=plan.belief,
+            attained=plan.attained,
         )
 
 

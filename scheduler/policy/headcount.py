@@ -8,6 +8,7 @@ import msgspec
 from contracts.lifecycle import Role
 from scheduler.policy.arrivals import RateForecast
 from scheduler.policy.demand import Demand
+from scheduler.policy.foresight import Belief, Foresight, ForesightLimits, Outcomes
 from scheduler.policy.queueing import Corrections, Split
 
 
@@ -47,20 +48,29 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Constants of the autoscaler."""
 
     period_s: float = 5.0
-    goal: float = 0.93
-    """Share (0 to 1) of requests in time below which there are too few workers."""
-    aim: float = 0.965
-    """Share that a mix must promise to be chosen, or to remain after one worker has gone."""
-    sure_goal: float = 0.85
+    target: float = 0.95
+    """Share (0 to 1) of requests that shall be in time, over hours."""
+    spare: float = 0.01
+    """What must have been attained beyond the target lately for `goal` to hold; with less of it, more is asked for."""
+    goal: float = 0.85
+    """Share in time below which there are too few workers, while the target is met: a pool that is left at this for
+    a while is far above it for the rest of the time."""
+    aim: float = 0.95
+    """Share that a mix must promise to be chosen, or to remain after one worker has gone; and the goal of a pool that
+    has missed the target."""
+    sure_goal: float = 0.8
     """Share below which no second tick need confirm it."""
+    foresight: ForesightLimits = ForesightLimits()
     confirm_ticks: int = 3
     doubt: float = 0.5
     """Standard errors of the rate that are added before fewer workers are thought enough."""
     fresh_s: float = 30.0
     """A worker that serves helps nobody at once: looked ahead beyond its start."""
-    down_s: float = 420.0
-    """For how long fewer must have been enough, and nothing been started, before one goes."""
-    down_gap_s: float = 300.0
+    down_boots: float = 4.0
+    down_bounds_s: tuple[float, float] = (120.0, 900.0)
+    """For how long fewer must have been enough, and nothing been started, before one goes: so many times what a start
+    takes, since that long it would be missed if it had to come back."""
+    down_gap_s: float = 240.0
     down_share: float = 0.34
     """Most of the workers, as a share of them, that go in one step; one may always."""
     flip_patience_s: float = 120.0
@@ -73,6 +83,16 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Arrivals to judge by; with fewer one worker is enough."""
     pressure_bounds: tuple[float, float] = (1.0, 1.6)
     """Of the feedback's corrections, as far as the number of workers follows them."""
+
+    def down_s(self, boot_s: float) -> float:
+        """Return for how long fewer must have been enough, where a start takes `boot_s`."""
+        low, high = self.down_bounds_s
+        return min(max(self.down_boots * boot_s, low), high)
+
+    def goal_of(self, foresight: Foresight) -> float:
+        """Return the share in time below which there are too few workers, by what was attained lately."""
+        owed = (self.target + self.spare - foresight.attained) / self.spare
+        return self.goal + min(max(owed, 0.0), 1.0) * (self.aim - self.goal)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +161,8 @@ class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
     """A worker changes its role."""
     failing: bool = False
     """Workers that were started do not stay up."""
+    outcomes: Outcomes = Outcomes()
+    """Since the last tick."""
 
     @property
     def split(self) -> Split:
@@ -159,6 +181,7 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """Since when other roles at the same number would do."""
     last_up_s: float | None = None
     last_down_s: float | None = None
+    foresight: Foresight = Foresight()
     renewing: Split | None = None
     """The workers that shall be there when all old ones have been replaced; None = none is being replaced."""
 
@@ -212,6 +235,10 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Share (0 to 1) of requests that the present number would serve in time, in its best mix."""
     rate_rps: float | None = None
     ahead_rps: float | None = None
+    belief: Belief = Belief()
+    """What was made of foreseen misses."""
+    attained: float | None = None
+    """Share (0 to 1) of the requests of lately that met their targets."""
 
 
 def split_of(members: Sequence[Member]) -> Split:

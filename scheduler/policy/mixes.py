@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from scheduler.policy.demand import Demand
+from scheduler.policy.foresight import Belief
 from scheduler.policy.offers import floors
 from scheduler.policy.queueing import Corrections, Fleet, Predictor, Split
 
@@ -25,7 +26,11 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
 class Mixes:
     """Values mixes under one demand."""
 
-    def __init__(self, demand: Demand, fleet: Fleet, corrections: Corrections, floor: Split) -> None:
+    def __init__(
+        self, demand: Demand, fleet: Fleet, corrections: Corrections, floor: Split, belief: Belief | None = None
+    ) -> None:
+        """`belief`: what is made of foreseen misses; None = they will happen."""
+        self._belief = belief or Belief()
         self._predictor = Predictor(demand, fleet, corrections)
         self._all_rps = demand.rate_rps * demand.feasible_share
         self._floor = floor
@@ -35,7 +40,7 @@ class Mixes:
         """Return the share of requests that a mix serves in time; 1.0 where there are none."""
         if self._all_rps <= 0:
             return 1.0
-        return self._predictor.predict(split).goodput_rps / self._all_rps
+        return self._belief.in_time(1 - self._predictor.predict(split).goodput_rps / self._all_rps)
 
     def best(self, total: int) -> Mix:
         """Return the best mix of so many workers, within the floors."""

@@ -5,11 +5,12 @@
 2. No traffic for the idle time: everybody goes, both roles together; who can sleep sleeps first, where that is asked
    for. Whoever is wanted is woken, if one of the role sleeps, rather than started.
 3. Awake, the demand is the moments of the requests seen times the rate forecast for when a new worker would serve.
-   Too few is who cannot serve `goal` of it in time in the best mix of as many workers: so a change of roles that
-   would do is left to the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
+   What the closed forms say of it is corrected by how much of it has come true so far (policy.foresight). Too few is
+   who cannot serve the goal in time in the best mix of as many workers: so a change of roles that would do is left to
+   the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
 4. While nothing is lacking, workers of an old launch are replaced (policy.renewal); nobody else goes meanwhile.
-5. Fewer are tried when the largest need of the last `down_s` is smaller, nothing was started meanwhile, and what
-   remains, worker by worker, still reaches `aim`.
+5. Fewer are tried when the largest need of lately, four starts' length back, is smaller, nothing was started meanwhile,
+   and what remains, worker by worker, still reaches `aim`.
 
 Steps say why. Bounds, budget and room cut starts short, and say so.
 """
@@ -56,12 +57,18 @@ def scale(
     Under `shadow` the answer is the same; the caller does not act on it and must keep the state of before.
     """
     split = sight.split
+    learned = state.foresight.after(sight.outcomes, now_s, limits.foresight)
+    state = msgspec.structs.replace(state, foresight=learned)
     rescued = [m for m in sight.members if m.reclaimed and m.ours]
     steps: list[Step] = [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RECLAIMED) for m in rescued]
     steps += [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RENEW) for m in sight.asleep if m.old]
     verdict = _at_rest(sight, bounds, limits) or _awake(state, sight, bounds, fleet, limits, now_s)
     state = msgspec.structs.replace(
-        state, needs=verdict.needs, under_ticks=verdict.under_ticks, flip_since_s=verdict.flip_since_s
+        state,
+        needs=verdict.needs,
+        under_ticks=verdict.under_ticks,
+        flip_since_s=verdict.flip_since_s,
+        foresight=msgspec.structs.replace(learned, last=verdict.foreseen),
     )
     why, calm = verdict.why, not verdict.wanted and verdict.why not in _NOT_NOW
     turn = renew(sight, state.renewing, bounds.floor) if calm else None
@@ -91,6 +98,8 @@ def scale(
         in_time=verdict.in_time,
         rate_rps=sight.rate.now_rps if sight.rate is not None else None,
         ahead_rps=sight.rate.ahead_rps if sight.rate is not None else None,
+        belief=learned.belief(limits.foresight),
+        attained=learned.attained,
     )
 
 
@@ -122,6 +131,8 @@ class _Verdict(msgspec.Struct, frozen=True, kw_only=True):
     under_ticks: int = 0
     flip_since_s: float | None = None
     in_time: float | None = None
+    foreseen: float | None = None
+    """Share (0 to 1) of misses that the closed forms, uncorrected, expect of those who serve at the present rate."""
 
 
 def _short_of(split: Split, floor: Split) -> tuple[Role, ...]:
@@ -176,22 +187,34 @@ def _awake(
     up, down = _demands(sight, limits)
     if up is None or down is None:
         return _quiet(state, sight, bounds, limits, now_s)
-    mixes = Mixes(up, fleet, _bounded(sight.corrections, limits), floor)
+    corrections = _bounded(sight.corrections, limits)
+    goal, belief = limits.goal_of(state.foresight), state.foresight.belief(limits.foresight)
+    mixes = Mixes(up, fleet, corrections, floor, belief)
     here = mixes.best(split.total)
     as_it_is = mixes.in_time(split)
-    waited = state.flip_since_s if as_it_is < limits.goal <= here.in_time else None
+    waited = state.flip_since_s if as_it_is < goal <= here.in_time else None
     if waited is not None and now_s - waited >= limits.flip_patience_s:
         here = Mix(split=split, in_time=as_it_is)  # nobody changed roles: they will not
-    if here.in_time < limits.goal:
-        return _too_few(state, sight, mixes, here, floor, limits, most, now_s)
-    careful = Mixes(down, fleet, _bounded(sight.corrections, limits), floor)
-    need = careful.cheapest(limits.aim, at_most=max(split.total, 1), at_least=max(1, floor.total))
-    verdict = _enough(state, sight, careful, need, bounds, limits, now_s, in_time=here.in_time)
-    if as_it_is < limits.goal:
-        since_s = state.flip_since_s if state.flip_since_s is not None else now_s
-        why = WhyScale.FLIPPING if sight.flipping else WhyScale.FLIP_CHEAPER
-        verdict = msgspec.structs.replace(verdict, why=why, leaves=(), flip_since_s=since_s)
-    return verdict
+    if here.in_time < goal:
+        verdict = _too_few(state, sight, mixes, here, floor, limits, most, now_s)
+    else:
+        careful = Mixes(down, fleet, corrections, floor, belief)
+        need = careful.cheapest(limits.aim, at_most=max(split.total, 1), at_least=max(1, floor.total))
+        verdict = _enough(state, sight, careful, need, bounds, limits, now_s, goal=goal, in_time=here.in_time)
+        if as_it_is < goal:
+            since_s = state.flip_since_s if state.flip_since_s is not None else now_s
+            why = WhyScale.FLIPPING if sight.flipping else WhyScale.FLIP_CHEAPER
+            verdict = msgspec.structs.replace(verdict, why=why, leaves=(), flip_since_s=since_s)
+    return msgspec.structs.replace(verdict, foreseen=_foreseen(sight, fleet, corrections))
+
+
+def _foreseen(sight: ScaleSight, fleet: Fleet, corrections: Corrections) -> float | None:
+    """Return the share (0 to 1) of misses that the closed forms expect of those who serve, as of now."""
+    if sight.demand is None or sight.rate is None:
+        return None
+    serving = split_of([m for m in sight.members if m.ready])
+    demand = _at_rate(sight.demand, sight.rate.now_rps)
+    return 1 - Mixes(demand, fleet, corrections, Split()).in_time(serving)
 
 
 def _too_few(
@@ -215,7 +238,7 @@ def _too_few(
     verdict = _Verdict(
         why=why,
         desired=target.split,
-        needs=_remember(_lately(state.needs, now_s - limits.down_s), target.split.total, now_s),
+        needs=_remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), target.split.total, now_s),
         under_ticks=ticks,
         flip_since_s=state.flip_since_s,
         in_time=here.in_time,
@@ -238,11 +261,12 @@ def _enough(
     limits: ScaleLimits,
     now_s: float,
     *,
+    goal: float,
     in_time: float,
 ) -> _Verdict:
     """Answer that there are enough, perhaps too many."""
     split, floor = sight.split, bounds.floor
-    needs = _remember(_lately(state.needs, now_s - limits.down_s), need.split.total, now_s)
+    needs = _remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), need.split.total, now_s)
     verdict = _Verdict(why=WhyScale.STEADY, desired=need.split, needs=needs, in_time=in_time)
     booting = any(not m.ready for m in sight.members)
     surplus = split.total - max(total for _, total in needs)
@@ -251,9 +275,9 @@ def _enough(
     if sight.flipping or booting:
         return msgspec.structs.replace(verdict, why=WhyScale.FLIPPING if sight.flipping else WhyScale.BOOTING)
     over = split.total > bounds.max_workers
-    if not over and not _down_is_due(state, limits, now_s):
+    if not over and not _down_is_due(state, sight, limits, now_s):
         return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
-    leaves = _who_leaves(sight, mixes, floor, limits, at_most=surplus)
+    leaves = _who_leaves(sight, mixes, floor, limits, goal=goal, at_most=surplus)
     if not leaves:
         return msgspec.structs.replace(verdict, why=WhyScale.N_MINUS_1)
     return msgspec.structs.replace(verdict, why=WhyScale.OVER_MAX if over else WhyScale.OVERSIZED, leaves=leaves)
@@ -262,11 +286,11 @@ def _enough(
 def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLimits, now_s: float) -> _Verdict:
     """Answer for a pool with too little traffic to say more than that the floors are enough."""
     split, floor = sight.split, bounds.floor
-    needs = _remember(_lately(state.needs, now_s - limits.down_s), max(1, floor.total), now_s)
+    needs = _remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), max(1, floor.total), now_s)
     verdict = _Verdict(why=WhyScale.NO_DATA, desired=floor if serves(floor) else _ONE_UNIFIED, needs=needs)
     if split.total <= max(total for _, total in needs) or sight.flipping:
         return verdict
-    if not _down_is_due(state, limits, now_s) or any(not m.ready for m in sight.members):
+    if not _down_is_due(state, sight, limits, now_s) or any(not m.ready for m in sight.members):
         return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
     for member in _by_cost(sight.members):
         left = _without(split, member.role)
@@ -275,13 +299,13 @@ def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLi
     return verdict
 
 
-def _down_is_due(state: ScaleState, limits: ScaleLimits, now_s: float) -> bool:
-    up_long_ago = state.last_up_s is None or now_s - state.last_up_s >= limits.down_s
+def _down_is_due(state: ScaleState, sight: ScaleSight, limits: ScaleLimits, now_s: float) -> bool:
+    up_long_ago = state.last_up_s is None or now_s - state.last_up_s >= limits.down_s(sight.boot_s)
     return up_long_ago and (state.last_down_s is None or now_s - state.last_down_s >= limits.down_gap_s)
 
 
 def _who_leaves(
-    sight: ScaleSight, mixes: Mixes, floor: Split, limits: ScaleLimits, *, at_most: int
+    sight: ScaleSight, mixes: Mixes, floor: Split, limits: ScaleLimits, *, goal: float, at_most: int
 ) -> tuple[Member, ...]:
     """Return whom to stop: one after the other, as long as those who remain reach the aim."""
     split = sight.split
@@ -297,7 +321,7 @@ def _who_leaves(
                 continue
             in_time = mixes.in_time(left)
             # The ratio controller may still better what is left, but it must not have to save it.
-            good = in_time >= limits.goal and mixes.best(left.total).in_time >= limits.aim
+            good = in_time >= goal and mixes.best(left.total).in_time >= limits.aim
             if good and (best is None or in_time > best[0]):
                 best = in_time, member
         if best is None:
@@ -324,7 +348,8 @@ def _demands(sight: ScaleSight, limits: ScaleLimits) -> tuple[Demand | None, Dem
         return None, None
     if rate.now_rps * rate.span_s < limits.min_arrivals and sight.num_waiting < limits.min_arrivals:
         return None, None
-    return _at_rate(demand, rate.highest_rps), _at_rate(demand, rate.highest_rps + limits.doubt * rate.error_rps)
+    careful_rps = rate.ahead_rps + limits.doubt * rate.error_rps  # who goes will not be there then either
+    return _at_rate(demand, rate.highest_rps), _at_rate(demand, careful_rps)
 
 
 def _at_rate(demand: Demand, rate_rps: float) -> Demand:

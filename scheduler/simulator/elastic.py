@@ -12,6 +12,7 @@ from contracts.lifecycle import WorkerState
 from scheduler.policy.arrivals import ArrivalTrend
 from scheduler.policy.blame import Stage
 from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
+from scheduler.policy.foresight import Outcomes
 from scheduler.policy.headcount import Bounds, Ground, Member, ScaleLimits, ScalePlan, ScaleSight, ScaleState, Start
 from scheduler.policy.queueing import Corrections, Fleet
 from scheduler.policy.ratio import Move
@@ -30,6 +31,9 @@ class Scaler(Protocol):
 
     def arrived(self, now_s: float, sample: DemandSample) -> None:
         """Hear of an interactive request."""
+
+    def ended(self, stage: Stage | None) -> None:
+        """Hear of the end of one; None = refused."""
 
     def tick(self, now_s: float, seen: "Seen") -> ScalePlan:
         """Return whom to start and stop."""
@@ -54,7 +58,7 @@ class AutoScaler:
     ) -> None:
         self.limits = limits or ScaleLimits()
         self.period_s = self.limits.period_s
-        self.state = ScaleState()
+        self.state = ScaleState(last_up_s=0.0)
         self._fleet = fleet
         self._bounds = bounds
         self._boot_s = boot_s
@@ -62,12 +66,17 @@ class AutoScaler:
         self._demand = DemandWindow()
         self._trend = ArrivalTrend()
         self._busy_s = 0.0
+        self._outcomes = Outcomes()
 
     def arrived(self, now_s: float, sample: DemandSample) -> None:
         """Count its work."""
         self._demand.observe(now_s, sample)
         self._trend.observe(now_s)
         self._busy_s = now_s
+
+    def ended(self, stage: Stage | None) -> None:
+        """Count it."""
+        self._outcomes = self._outcomes.and_one(stage)
 
     def tick(self, now_s: float, seen: Seen) -> ScalePlan:
         """Ask the policy."""
@@ -85,7 +94,9 @@ class AutoScaler:
             quiet_s=now_s - self._busy_s,
             boot_s=self._boot_s,
             flipping=seen.sight.moving,
+            outcomes=self._outcomes,
         )
+        self._outcomes = Outcomes()
         self.state, plan = scale(self.state, sight, self._bounds, self._fleet, limits, now_s)
         return plan
 
@@ -115,8 +126,9 @@ class ElasticPilot:
         self._scaler.arrived(now_s, sample)
 
     def ended(self, now_s: float, stage: Stage | None) -> None:
-        """Tell the one who learns from it."""
+        """Tell those who learn from it."""
         self._inner.ended(now_s, stage)
+        self._scaler.ended(stage)
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Ask who moves roles."""

@@ -16,6 +16,7 @@ from contracts.slo import SloTarget
 from observability.metrics import Instruments
 from scheduler.crew import Crew
 from scheduler.helm import HelmSettings
+from scheduler.legacy import decode as decode_legacy
 from scheduler.policy import decisions
 from scheduler.policy.cluster import Limits
 from scheduler.policy.headcount import ScaleLimits
@@ -172,7 +173,7 @@ async def test_a_worker_is_stopped_only_when_what_it_runs_has_ended(rig: Rig):
     await eventually(lambda: fleet.stopped, "gone")
 
 
-async def test_who_leads_next_keeps_what_was_started_and_knows_how_long_a_start_takes(rig: Rig):
+async def test_who_leads_next_keeps_what_was_started_and_knows_what_was_learned(rig: Rig):
     fleet = RigFleet(rig)
     gateway = await rig.gateway()
     pool = await leading(rig, PAIR, fleet)
@@ -180,10 +181,15 @@ async def test_who_leads_next_keeps_what_was_started_and_knows_how_long_a_start_
     await eventually(lambda: len(fleet.started) == 3, "the pair follows")
     await told(rig, lambda seen: seen.cold_s is None)
     await eventually(lambda: not pool.term.helm.autoscaler.crew.restless, "all serve")
-    await gateway.finish(request)
+    await gateway.finish(request, slo_met=True)
+    await eventually(lambda: pool.term.helm.autoscaler.foresight.ended == 1, "counted")
+    async with asyncio.timeout(10):
+        while not (raw := await rig.redis.get(keys.learned(POOL))) or not decode_legacy(raw).foresight.ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     await rig.kill(pool)
     later = await leading(rig, PAIR, fleet)
     autoscaler = later.term.helm.autoscaler
+    assert 0.9 < autoscaler.foresight.ended <= 1
     await eventually(lambda: autoscaler.serving and len(autoscaler.crew.instances) == 3, "found")
     assert autoscaler._boot_s < 10
     for _ in range(5):

@@ -1,6 +1,7 @@
 """How many workers of which role: what the autoscaler answers, tick by tick."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from contracts.perf import DEFAULT_LATENCY, DecodeCost, PrefillCost
 from contracts.slo import SloTarget
 from scheduler.policy.arrivals import ArrivalTrend, RateForecast
 from scheduler.policy.demand import Demand
+from scheduler.policy.foresight import Foresight, Outcomes
 from scheduler.policy.headcount import (
     Bounds,
     Ground,
@@ -22,6 +24,7 @@ from scheduler.policy.headcount import (
     serves,
     split_of,
 )
+from scheduler.policy.mixes import Mixes
 from scheduler.policy.queueing import Corrections, Fleet, Split
 from scheduler.policy.scaling import scale
 
@@ -79,9 +82,9 @@ def one(sight, state=None, bounds=BOUNDS, now_s=10_000.0, limits=LIMITS):
     return scale(state or ScaleState(), sight, bounds, FLEET, limits, now_s)
 
 
-def settled(sight, bounds=BOUNDS, *, ticks=100, start_s=0.0):
-    """Tick for `ticks` periods with nothing changing; return the last plan and all plans with steps."""
-    state, plans = ScaleState(), []
+def settled(sight, bounds=BOUNDS, *, ticks=100, start_s=0.0, state=None):
+    """Tick for `ticks` periods with nothing changing; return the last plan."""
+    state, plans = state or ScaleState(), []
     for tick in range(ticks):
         state, plan = scale(state, sight, bounds, FLEET, LIMITS, start_s + tick * LIMITS.period_s)
         plans.append(plan)
@@ -149,7 +152,7 @@ def test_workers_that_others_started_are_never_stopped():
 def test_too_few_workers_are_joined_at_once_by_as_many_as_it_takes_after_it_was_confirmed():
     state, plans = ScaleState(), []
     for tick in range(LIMITS.confirm_ticks):
-        state, plan = one(seen(members(prefill=3, decode=1), 3.1), state, now_s=10_000 + 5 * tick)
+        state, plan = one(seen(members(prefill=3, decode=1), 3.3), state, now_s=10_000 + 5 * tick)
         plans.append(plan)
     assert [plan.why for plan in plans[:-1]] == [WhyScale.UNCONFIRMED] * (LIMITS.confirm_ticks - 1)
     assert plans[-1].why is WhyScale.FORECAST
@@ -247,7 +250,7 @@ def test_a_surplus_goes_only_after_it_has_lasted_and_nothing_was_started():
         if plan.steps:
             break
     assert plan.why is WhyScale.OVERSIZED
-    assert tick * 5.0 >= LIMITS.down_s
+    assert tick * 5.0 >= LIMITS.down_s(60.0)
     assert set(whys[:-1]) == {WhyScale.COOLING_DOWN}
     assert 1 <= len(plan.steps) <= 12 * LIMITS.down_share
 
@@ -256,7 +259,7 @@ def test_a_need_of_lately_keeps_workers_although_the_present_does_not():
     state, there = ScaleState(), members(prefill=5, decode=3)
     state, plan = scale(state, seen(there, 6.1), BOUNDS, FLEET, LIMITS, 0.0)
     assert plan.steps == ()
-    for tick in range(1, int(LIMITS.down_s / 5)):
+    for tick in range(1, int(LIMITS.down_s(60.0) / 5)):
         state, plan = scale(state, seen(there, 1.0), BOUNDS, FLEET, LIMITS, tick * 5.0)
         assert plan.steps == ()
 
@@ -303,6 +306,40 @@ def test_no_step_breaks_a_bound(prefill, decode, unified, rate_rps, ahead, most,
         assert not begun or len(there) + len(begun) <= most
         left = split_of([m for m in there if m.worker_id not in ended])
         assert serves(left) or not serves(split_of(there))
+
+
+# -- what is learned -----------------------------------------------------------------------------------------------
+
+
+def test_a_pool_whose_foreseen_misses_do_not_happen_does_with_fewer_workers():
+    lucky = Foresight(ended=9_000, missed=150, possible=9_000, short=150, foreseen=500, square=40, product=16)
+    there = members(prefill=4, decode=2)
+    careful, learned_ = (settled(seen(there, 3.4), state=ScaleState(foresight=f)) for f in (Foresight(), lucky))
+    assert careful.steps == ()
+    assert [type(step) for step in learned_.steps] == [Stop]
+    assert learned_.why is WhyScale.OVERSIZED
+    assert learned_.belief.factor < careful.belief.factor == 1.0
+
+
+def test_a_pool_that_has_missed_its_target_lately_is_given_more_before_it_misses_more():
+    there = members(prefill=4, decode=2)
+    owing = ScaleState(foresight=Foresight(ended=50_000, missed=3_500))
+    calm = settled(seen(there, 4.4))
+    assert calm.steps == ()
+    assert LIMITS.goal < calm.in_time < LIMITS.aim
+    plan = settled(seen(there, 4.4), state=owing)
+    assert plan.why is WhyScale.FORECAST
+    assert starts(plan)
+
+
+def test_what_was_foreseen_for_those_who_serve_is_held_against_what_became_of_the_requests():
+    there = [*members(prefill=3, decode=1), *members(prefill=6, decode=3, ready=False)[3:]]
+    state, _ = one(seen(there, 3.6))
+    serving = Mixes(demand(3.6), FLEET, Corrections(), Split()).in_time(Split(prefill=3, decode=1))
+    assert state.foresight.last == pytest.approx(1 - serving)
+    state, plan = one(seen(there, 3.6, outcomes=Outcomes(ended=100, missed=9, short=8)), state, now_s=10_005.0)
+    assert state.foresight.product == pytest.approx(8 * (1 - serving))
+    assert plan.attained == pytest.approx(1 - (9 + 16) / 500)
 
 
 # -- arrivals ----------------------------------------------------------------------------------------------------
