@@ -26,6 +26,7 @@ import msgspec
 from benches.autoscale_days import KINDS, MODELS, Kind, Model, day
 from benches.autoscale_oracle import Best, hours_with_every_slot_served, is_whole, one_more, play_schedule, schedule_of
 from benches.autoscale_report import RESULTS, figures_of, table_of_days
+from benches.autoscale_surplus import REASONS, Slot, Watched, rounded, surplus_of, table_of_hours, table_of_surplus
 from scheduler.policy.headcount import Bounds, Ground, ScaleLimits
 from scheduler.policy.queueing import Split
 from scheduler.policy.sight import RatioLimits
@@ -52,16 +53,20 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     events: list[tuple[float, str, str, str]]
     """When, s; why; from which mix, to which steps."""
+    slots: list[Slot] = []
+    """What the autoscaler thought, five minutes by five minutes."""
 
 
 def autoscaled(kind: Kind, arrivals: Iterator[Arrival], first: Split, limits: ScaleLimits) -> Course:
     """Play arrivals with the autoscaler and the ratio controller."""
-    scaler = AutoScaler(
-        kind.fleet,
-        Bounds(max_workers=MOST, to_zero=False),
-        boot_s=BOOT_S,
-        ground=Ground(free={"": MOST}),
-        limits=limits,
+    scaler = Watched(
+        AutoScaler(
+            kind.fleet,
+            Bounds(max_workers=MOST, to_zero=False),
+            boot_s=BOOT_S,
+            ground=Ground(free={"": MOST}),
+            limits=limits,
+        )
     )
     pilot = ElasticPilot(AutoPilot(kind.fleet, RatioLimits()), scaler, boot_s=BOOT_S)
     simulation = Simulation(kind.setup(first), pilot)
@@ -71,7 +76,8 @@ def autoscaled(kind: Kind, arrivals: Iterator[Arrival], first: Split, limits: Sc
         (at_s, plan.why.value, str(plan.split), f"{type(plan.steps[0]).__name__.lower()} {len(plan.steps)}")
         for at_s, plan in pilot.log
     ]
-    return Course(result=result_of(simulation), hours=simulation.workforce.hours, events=events)
+    hours = simulation.workforce.hours
+    return Course(result=result_of(simulation), hours=hours, events=events, slots=scaler.slots())
 
 
 # -- parts -----------------------------------------------------------------------------------------------------
@@ -198,8 +204,11 @@ def main() -> None:
         steady=steady,
         oracle={kind: [_best_row(best) for best in table or ()] for kind, table in tables.items()},
         played={name: round(share, 4) if share is not None else None for name, share in shares.items()},
+        surplus=_surplus(courses, tables, asked.seeds, day_s),
     )
     print(table_of_days(figures))
+    print(table_of_surplus(figures["surplus"]))
+    print(table_of_hours(_by_hour(courses, tables, day_s)))
     print("steady:", steady)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
@@ -212,6 +221,40 @@ def _day_name(model: Model, day_s: float, seed: int) -> str:
 
 def _played_name(model: Model, day_s: float, seed: int) -> str:
     return f"played-{model.name}-{day_s:.0f}-{seed}"
+
+
+def _surplus(
+    courses: dict[tuple[str, int], Course | None],
+    tables: dict[str, list[Best] | None],
+    seeds: Sequence[int],
+    day_s: float,
+) -> dict[str, dict[str, float]]:
+    """Return each model's worker-hours by reason, in the mean over the seeds."""
+    found: dict[str, dict[str, float]] = {}
+    for model in MODELS:
+        table, rows = tables[model.kind], []
+        for seed in seeds:
+            course = courses[model.name, seed]
+            if table is not None and course is not None:
+                rows += surplus_of(model, table, course.slots, day_s=day_s, hours=course.hours)
+        if rows:
+            found[model.name] = rounded({name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+    return found
+
+
+def _by_hour(
+    courses: dict[tuple[str, int], Course | None], tables: dict[str, list[Best] | None], day_s: float
+) -> list[dict[str, float]]:
+    """Return worker-hours by reason, for each hour after a model's peak, in the mean over all days."""
+    days = []
+    for model in MODELS:
+        table = tables[model.kind]
+        for (name, _), course in courses.items():
+            if name == model.name and course is not None and table is not None:
+                days.append(surplus_of(model, table, course.slots, day_s=day_s, hours=course.hours, each_hour=True))
+    return [
+        {name: sum(rows[hour][name] for rows in days) / max(1, len(days)) for name in REASONS} for hour in range(24)
+    ]
 
 
 def _best_row(best: Best) -> dict[str, Any]:
