@@ -9,8 +9,9 @@ import msgspec
 from benches.bar_loads import TARGET
 from contracts.lifecycle import HandOff, Role
 from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, WorkerView
+from scheduler.policy.outlook import Outlook, ScoringLimits
 from scheduler.policy.prefix import PrefixIndex
-from scheduler.policy.scoring import Outlook, ScoringLimits, score
+from scheduler.policy.scoring import score
 from scheduler.simulator.setup import H100_8B
 
 WORKERS, BLOCKS, BLOCK_TOKENS = 64, 100_000, 64

@@ -17,8 +17,9 @@ from contracts.lifecycle import HandOff, Role
 from contracts.perf import DEFAULT_LATENCY
 from contracts.slo import SloTarget
 from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, WorkerView
+from scheduler.policy.outlook import Outlook, ScoringLimits
 from scheduler.policy.prefix import PrefixIndex
-from scheduler.policy.scoring import Outlook, ScoringLimits, score
+from scheduler.policy.scoring import score
 
 NUM_WORKERS, NUM_BLOCKS, BLOCK_TOKENS = 64, 100_000, 64
 PROMPT_BLOCKS = 65

@@ -241,12 +241,17 @@ class Dispatcher:
     def charge(self, request: Request, part: Part) -> None:
         """Count a part against its worker."""
         prompt = kv = request.input_tokens
+        held = 0
         if part.phase is not Phase.PREFILL:
             assert request.sized is not None
             kv += min(request.output_tokens, request.sized.promised_output)
+            held = int(prompt + min(request.output_tokens, request.sized.expected_output) / 2)
         uncached = max(1, prompt - request.hoped_cached_tokens)
         part.worker.charge(
-            request.key(part.sample), kv_tokens=kv, prefill_tokens=0 if part.phase is Phase.DECODE else uncached
+            request.key(part.sample),
+            kv_tokens=kv,
+            prefill_tokens=0 if part.phase is Phase.DECODE else uncached,
+            decoding_kv_tokens=held,
         )
         if part.worker not in request.workers:
             request.workers.append(part.worker)

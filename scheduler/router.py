@@ -17,7 +17,8 @@ from scheduler.policy.fairness import TokenWeights
 from scheduler.policy.growing import GrowingAnswers
 from scheduler.policy.lengths import LengthModel
 from scheduler.policy.links import place_over_links
-from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits
+from scheduler.policy.outlook import NO_HITS, Outlook, ScoringLimits
+from scheduler.policy.scoring import NotScored, Scored
 from scheduler.policy.sizing import Asked, moments, size_up
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.prefixes import Prefixes
@@ -97,6 +98,7 @@ class Router:
             self.lengths,
             self.latency,
             self._weights,
+            self.growing,
         )
 
     # -- placing -----------------------------------------------------------------------------------
@@ -138,13 +140,13 @@ class Router:
         if request.blocks:
             self.prefixes.expected(computes.worker_id, computes.epoch, request.blocks)
         if request.sized is not None and request.attempt == 1 and request.tier != BATCH_TIER:
-            decode = placement.decode
+            requests, held = placement.decode.batch
             self.growing.started(
                 (self.now_ms + request.work_ms) / 1000,
                 request.rid,
                 request.sized.key,
                 forecast_tokens=request.sized.expected_output,
-                step_ms=self.latency.decode.step_ms(decode.num_requests + 1, decode.kv_tokens),
+                step_ms=self.latency.decode.step_ms(requests + 1, held),
             )
 
     # -- the end -----------------------------------------------------------------------------------

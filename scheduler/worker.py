@@ -41,6 +41,7 @@ class Charge(msgspec.Struct):
 
     kv_tokens: int
     prefill_tokens: int  # not yet computed
+    decoding_kv_tokens: int = 0  # held half-way through its answer; 0 = it does not decode here
 
 
 class Worker:
@@ -67,6 +68,9 @@ class Worker:
         self.charges: dict[ChargeKey, Charge] = {}
         self._charged_kv = 0
         self._charged_prefill = 0
+        self._num_decoding = 0
+        self._decoding_kv = 0
+        self._used_kv = 0  # by the last Status
         self._excess = (0, 0, 0)  # of the last Status: requests, KV tokens, prefill tokens
         self._foreign_requests = 0
         self._foreign_kv = 0
@@ -117,6 +121,11 @@ class Worker:
         """Return the worker as policy sees it; the same object until something changes."""
         if self._view is None:
             r = self.registration
+            num_decoding, decoding_kv = self._num_decoding, self._decoding_kv
+            if self.role is not Role.PREFILL:  # what nobody charged is of the kind that the role does
+                num_decoding += self._foreign_requests
+                # Answers that outgrow their forecast show in what is used.
+                decoding_kv = max(decoding_kv + self._foreign_kv, min(self._used_kv, self.kv_tokens))
             self._view = WorkerView(
                 worker_id=self.worker_id,
                 epoch=self.epoch,
@@ -130,6 +139,8 @@ class Worker:
                 num_requests=self.num_requests,
                 kv_tokens=self.kv_tokens,
                 queued_prefill_tokens=self.queued_prefill_tokens,
+                num_decoding=num_decoding,
+                decoding_kv_tokens=decoding_kv,
                 zone=r.zone,
                 reachable=self.role is not Role.PREFILL or r.bootstrap_port > 0,
             )
@@ -170,13 +181,23 @@ class Worker:
         )
         self._foreign_requests, self._foreign_kv, self._foreign_prefill = map(min, excess, self._excess)
         self._excess = excess
+        self._used_kv = status.kv_used_tokens
         self._view = None
 
-    def charge(self, key: ChargeKey, *, kv_tokens: int, prefill_tokens: int) -> None:
-        """Count an engine request that is about to be submitted."""
+    def charge(self, key: ChargeKey, *, kv_tokens: int, prefill_tokens: int, decoding_kv_tokens: int = 0) -> None:
+        """Count an engine request that is about to be submitted.
+
+        Args:
+            key: its name.
+            kv_tokens: KV memory to keep free for it.
+            prefill_tokens: prompt tokens to compute.
+            decoding_kv_tokens: what it holds half-way through its answer; 0 = it does not decode here.
+        """
         self.release(key)
-        self.charges[key] = Charge(kv_tokens, prefill_tokens)
+        self.charges[key] = Charge(kv_tokens, prefill_tokens, decoding_kv_tokens)
         self._charged_kv += kv_tokens
+        self._num_decoding += decoding_kv_tokens > 0
+        self._decoding_kv += decoding_kv_tokens
         self._charged_prefill += prefill_tokens
         self._view = None
 
@@ -195,13 +216,15 @@ class Worker:
             return False
         self._charged_kv -= charge.kv_tokens
         self._charged_prefill -= charge.prefill_tokens
+        self._num_decoding -= charge.decoding_kv_tokens > 0
+        self._decoding_kv -= charge.decoding_kv_tokens
         self._view = None
         return True
 
     def release_all(self) -> None:
         """Stop counting everything."""
         self.charges.clear()
-        self._charged_kv = self._charged_prefill = 0
+        self._charged_kv = self._charged_prefill = self._num_decoding = self._decoding_kv = 0
         self._view = None
 
     @property

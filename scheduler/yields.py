@@ -116,6 +116,7 @@ class Yields:
                 worker_id=part.worker.worker_id,
                 num_requests=len(held),
                 kv_tokens=sum(charge.kv_tokens for charge in held),
+                decoding_kv_tokens=sum(charge.decoding_kv_tokens for charge in held),
                 queued_prefill_tokens=sum(charge.prefill_tokens for charge in held),
                 since_ms=request.placed_ms,
             )

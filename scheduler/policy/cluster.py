@@ -37,6 +37,17 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     queued_prefill_tokens: int = 0  # prompt tokens accepted and not yet computed
     zone: str = ""
     reachable: bool = True  # a prefill worker tells where its KV cache is fetched from
+    num_decoding: int | None = None  # requests that decode here or will; None = all of them
+    decoding_kv_tokens: int | None = None  # what those hold half-way through their answers; None = all that is held
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Requests and KV tokens of its decode steps, on average until those requests end.
+
+        Memory is promised for the end of an answer, steps take as long as what is there: half of the answer on average.
+        """
+        requests, tokens = self.num_decoding, self.decoding_kv_tokens
+        return (self.num_requests if requests is None else requests, self.kv_tokens if tokens is None else tokens)
 
     @property
     def load_tokens(self) -> int:

@@ -12,8 +12,9 @@ import msgspec
 
 from contracts.lifecycle import HandOff, Path
 from scheduler.policy.cluster import ClusterView, RequestView
+from scheduler.policy.outlook import Outlook, ScoringLimits
 from scheduler.policy.placement import Reason
-from scheduler.policy.scoring import NotScored, Outlook, Scored, ScoringLimits, score
+from scheduler.policy.scoring import NotScored, Scored, score
 
 
 class Breach(enum.StrEnum):

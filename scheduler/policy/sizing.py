@@ -9,6 +9,7 @@ from contracts.perf import LatencyModel
 from contracts.slo import SloTarget
 from scheduler.policy.demand import DemandSample, OutputMoments
 from scheduler.policy.fairness import Ticket, TokenWeights
+from scheduler.policy.growing import GrowingAnswers
 from scheduler.policy.lengths import LengthKey, LengthModel
 
 PROMISED_QUANTILE = 0.7
@@ -53,12 +54,24 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
     sample: DemandSample
 
 
-def size_up(asked: Asked, lengths: LengthModel, latency: LatencyModel, weights: TokenWeights) -> Sized:
-    """Return the forecast of a request, its place in the order, and what it adds to the demand."""
+def size_up(
+    asked: Asked,
+    lengths: LengthModel,
+    latency: LatencyModel,
+    weights: TokenWeights,
+    growing: GrowingAnswers | None = None,
+) -> Sized:
+    """Return the forecast of a request, its place in the order, and what it adds to the demand.
+
+    `growing`: answers under way, where they are watched: if they have outgrown what finished ones taught, so will this.
+    """
     key = LengthKey.of(model=asked.model, tenant=asked.tenant, prompt_tokens=asked.prompt_tokens)
     output = lengths.forecast(key)
     prompt, cached = asked.prompt_tokens, asked.cached_tokens
-    expected = min(output.mean, asked.max_tokens)
+    longer = 1.0
+    if growing is not None and output.mean > 0:
+        longer = growing.moments(key, OutputMoments(output.mean, output.mean_square)).mean / output.mean
+    expected = min(longer * output.mean, asked.max_tokens)
     step_ms = latency.decode.step_ms(1, prompt)
     work_ms = latency.prefill.ms(prompt - cached, cached) * asked.num_samples
     besides_ms = latency.front_ms + latency.transfer.ms(prompt) + step_ms
@@ -71,8 +84,8 @@ def size_up(asked: Asked, lengths: LengthModel, latency: LatencyModel, weights: 
     return Sized(
         key=key,
         expected_output=expected,
-        generous_output=min(output.quantile(GENEROUS_QUANTILE), asked.max_tokens),
-        promised_output=output.quantile(PROMISED_QUANTILE),
+        generous_output=min(int(longer * output.quantile(GENEROUS_QUANTILE)), asked.max_tokens),
+        promised_output=int(longer * output.quantile(PROMISED_QUANTILE)),
         uncached_tokens=prompt - cached,
         work_ms=work_ms,
         feasible=feasible,

@@ -19,6 +19,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     num_requests: int
     kv_tokens: int
+    decoding_kv_tokens: int
+    """What it holds half-way through its answer."""
     queued_prefill_tokens: int
     """Prompt tokens not yet computed."""
     since_ms: float
@@ -68,9 +70,13 @@ def who_yields(
 
 
 def _relieved(worker: WorkerView, lines: Sequence[Line]) -> WorkerView:
+    num_lines = sum(line.num_requests for line in lines)
+    decoding, held = worker.batch
     return msgspec.structs.replace(
         worker,
-        num_requests=max(0, worker.num_requests - sum(line.num_requests for line in lines)),
+        num_requests=max(0, worker.num_requests - num_lines),
+        num_decoding=max(0, decoding - num_lines),
+        decoding_kv_tokens=max(0, held - sum(line.decoding_kv_tokens for line in lines)),
         kv_tokens=max(0, worker.kv_tokens - sum(line.kv_tokens for line in lines)),
         queued_prefill_tokens=max(0, worker.queued_prefill_tokens - sum(line.queued_prefill_tokens for line in lines)),
     )

@@ -87,6 +87,11 @@ class Engine:
         """KV tokens held, as of the last edge of a step."""
         return self._batch_kv + self._held_kv
 
+    @property
+    def batch_kv_tokens(self) -> int:
+        """The part of them that decodes."""
+        return self._batch_kv
+
     def step_ms(self) -> float:
         """Return the time of a pure decode step now."""
         return self.latency.decode.step_ms(len(self._batch), self._batch_kv) if self._batch else 0.0

@@ -12,9 +12,10 @@ from scheduler.policy.demand import DemandSample, OutputMoments
 from scheduler.policy.fairness import Ticket
 from scheduler.policy.growing import GrowingAnswers
 from scheduler.policy.lengths import LengthKey, LengthModel
+from scheduler.policy.outlook import NO_HITS, Outlook
 from scheduler.policy.placement import NoPlacement, Placement, place
 from scheduler.policy.prefix import PrefixIndex
-from scheduler.policy.scoring import NO_HITS, Outlook, score
+from scheduler.policy.scoring import score
 from scheduler.policy.sizing import Asked, moments, size_up
 from scheduler.simulator.arrivals import BLOCK_TOKENS
 from scheduler.simulator.job import Job
@@ -54,7 +55,7 @@ class Router:
             prefix=arrival.blocks[0] if arrival.blocks and self._setup.group_batches else None,
             batch=job.batch,
         )
-        sized = size_up(asked, self.lengths, self._latency, self._setup.weights)
+        sized = size_up(asked, self.lengths, self._latency, self._setup.weights, self.growing)
         job.expected_output, job.generous_output = sized.expected_output, sized.generous_output
         self._promised[job] = sized.promised_output
         job.work_ms, job.feasible = sized.work_ms, sized.feasible
@@ -116,7 +117,8 @@ class Router:
 
     def placed(self, job: Job, decode: WorkerView, now_ms: float) -> None:
         """Watch an answer grow from its first token on."""
-        step_ms = self._latency.decode.step_ms(decode.num_requests + 1, decode.kv_tokens)
+        requests, held = decode.batch
+        step_ms = self._latency.decode.step_ms(requests + 1, held)
         self.growing.started(
             (now_ms + job.work_ms) / 1000, job, _key(job), forecast_tokens=job.expected_output, step_ms=step_ms
         )

@@ -9,8 +9,8 @@ from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
 from contracts.slo import SloTarget
 from scheduler.policy.cluster import Limits
 from scheduler.policy.fairness import FairLimits, TokenWeights
+from scheduler.policy.outlook import ScoringLimits
 from scheduler.policy.queueing import Split
-from scheduler.policy.scoring import ScoringLimits
 from scheduler.simulator.engine import EngineTraits
 
 H100_8B = LatencyModel(

@@ -200,11 +200,10 @@ class Simulation:
         job.placed_ms = now_ms
         prompt = job.arrival.prompt_tokens
         hoped = placement.cached_tokens if isinstance(placement, Scored) else 0
-        promised = (
-            placement.promised_kv_tokens
-            if isinstance(placement, Scored)
-            else setup.limits.promised_tokens(prompt, job.arrival.max_tokens, 1)
-        )
+        if isinstance(placement, Scored):
+            promised, held = placement.promised_kv_tokens, placement.decoding_kv_tokens
+        else:
+            promised = held = setup.limits.promised_tokens(prompt, job.arrival.max_tokens, 1)
         if not job.batch:
             self.router.placed(job, placement.decode, now_ms)
         decode = self.workers[placement.decode.worker_id]
@@ -214,9 +213,9 @@ class Simulation:
             computes = self.workers[placement.prefill.worker_id]
             job.prefill_id = computes.worker_id
             computes.charge(job, kv_tokens=prompt, prefill_tokens=prompt - hoped)
-            decode.charge(job, kv_tokens=promised, prefill_tokens=0)
+            decode.charge(job, kv_tokens=promised, prefill_tokens=0, decoding_kv_tokens=held)
         else:
-            decode.charge(job, kv_tokens=promised, prefill_tokens=prompt - hoped)
+            decode.charge(job, kv_tokens=promised, prefill_tokens=prompt - hoped, decoding_kv_tokens=held)
         job.cached_tokens = min(computes.cache.match(job.arrival.blocks) * BLOCK_TOKENS, prompt - 1)
         job.done_tokens = job.cached_tokens
         job.prefill_left = prompt - job.cached_tokens

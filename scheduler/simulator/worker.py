@@ -37,6 +37,8 @@ class SimWorker:
         self.drain_number = 0
         self._hand_offs = frozenset({hand_off})
         self._charged_kv = 0
+        self._decoding: dict[Job, int] = {}  # -> KV tokens half-way through its answer
+        self._decoding_kv = 0
         self._prefills: dict[Job, int] = {}
         self._queued_prefill = 0
         self._view: WorkerView | None = None
@@ -85,13 +87,18 @@ class SimWorker:
                 num_requests=len(self.jobs),
                 kv_tokens=max(self._charged_kv, self.engine.kv_used_tokens),
                 queued_prefill_tokens=self._queued_prefill,
+                num_decoding=len(self._decoding),
+                decoding_kv_tokens=max(self._decoding_kv, self.engine.batch_kv_tokens),
             )
         return view
 
-    def charge(self, job: Job, *, kv_tokens: int, prefill_tokens: int) -> None:
-        """Count a request that is placed here."""
+    def charge(self, job: Job, *, kv_tokens: int, prefill_tokens: int, decoding_kv_tokens: int = 0) -> None:
+        """Count a request that is placed here; it decodes here if it holds KV tokens half-way through its answer."""
         self.jobs[job] = kv_tokens
         self._charged_kv += kv_tokens
+        if decoding_kv_tokens:
+            self._decoding[job] = decoding_kv_tokens
+            self._decoding_kv += decoding_kv_tokens
         if prefill_tokens:
             self._prefills[job] = prefill_tokens
             self._queued_prefill += prefill_tokens
@@ -107,13 +114,15 @@ class SimWorker:
         kv_tokens = self.jobs.pop(job, None)
         if kv_tokens is not None:
             self._charged_kv -= kv_tokens
+            self._decoding_kv -= self._decoding.pop(job, 0)
             self.prefill_computed(job)
 
     def release_all(self) -> None:
         """Stop counting everything: the worker died."""
         self.jobs.clear()
         self._prefills.clear()
-        self._charged_kv = self._queued_prefill = 0
+        self._decoding.clear()
+        self._charged_kv = self._decoding_kv = self._queued_prefill = 0
         self._view = None
 
     def room_for_cache(self) -> int:

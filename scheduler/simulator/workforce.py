@@ -73,7 +73,7 @@ class Workforce:
     def drain_s(self, worker: SimWorker) -> float:
         """Return the expected time until a worker is empty, from what production knows too."""
         decode, prefill = self._setup.policy_latency.decode, self._setup.policy_latency.prefill
-        step_ms = decode.step_ms(len(worker.jobs), worker.view().kv_tokens)
+        step_ms = decode.step_ms(*worker.view().batch)
         longest_ms = worker.queued_prefill_tokens * prefill.per_token_ms
         for job in worker.jobs:
             if job.decode_id == worker.worker_id:

@@ -12,9 +12,10 @@ from contracts.slo import SloTarget
 from contracts.wire import Placed
 from scheduler.pairs import PairState
 from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, WorkerView
+from scheduler.policy.outlook import NO_HITS, Outlook, ScoringLimits
 from scheduler.policy.pairing import Unpaired, mismatch, unpaired
 from scheduler.policy.ratio import Move
-from scheduler.policy.scoring import NO_HITS, NotScored, Outlook, Scored, ScoringLimits, score
+from scheduler.policy.scoring import NotScored, Scored, score
 from workers.engines.faults import LOSE_HAND_OFF
 
 SAME = Compatibility("r1", "bf16", 16, "mooncake")

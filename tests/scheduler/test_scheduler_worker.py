@@ -75,6 +75,23 @@ def test_a_submit_counts_at_once_and_a_final_frees_at_once():
     assert not made.release((b"r", 1, 0))
 
 
+def test_its_steps_are_those_of_what_decodes_there_half_way_through():
+    made = worker()
+    made.charge((b"r", 1, 0), kv_tokens=300, prefill_tokens=100, decoding_kv_tokens=200)
+    made.charge((b"q", 1, 0), kv_tokens=50, prefill_tokens=50)  # a prompt that is decoded elsewhere
+    assert (made.view().batch, made.view().kv_tokens) == ((1, 200), 350)
+    made.report(status(num_running=2, kv_used_tokens=280))
+    assert made.view().batch == (1, 280)  # it has outgrown its forecast
+    made.report(status(num_running=2, kv_used_tokens=900))
+    assert made.view().batch == (1, 350)  # more than was promised is believed once two have shown it
+    made.report(status(num_running=3, kv_used_tokens=900))
+    made.report(status(num_running=3, kv_used_tokens=900))
+    assert made.view().batch == (2, 900)
+    made.release_all()
+    made.report(status())
+    assert made.view().batch == (0, 0)
+
+
 def test_a_status_shows_work_that_is_not_ours():
     made = worker()
     made.charge((b"r", 1, 0), kv_tokens=300, prefill_tokens=100)

@@ -12,9 +12,10 @@ from scheduler.policy.cluster import ClusterView, Compatibility, RequestView, Wo
 from scheduler.policy.demand import DemandWindow
 from scheduler.policy.fairness import TokenWeights
 from scheduler.policy.lengths import LengthModel
+from scheduler.policy.outlook import Outlook, ScoringLimits
 from scheduler.policy.queueing import Fleet, Split
 from scheduler.policy.ratio import Mode, decide
-from scheduler.policy.scoring import Outlook, ScoringLimits, score
+from scheduler.policy.scoring import score
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
 from scheduler.policy.sizing import Asked, moments, size_up
 

@@ -28,6 +28,7 @@ def line(request: str, worker_id: str, since_ms: float, kv: int = 1000) -> Line:
         worker_id=worker_id,
         num_requests=1,
         kv_tokens=kv,
+        decoding_kv_tokens=kv,
         queued_prefill_tokens=0,
         since_ms=since_ms,
     )
