@@ -50,19 +50,19 @@ class FairLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     starve_after: int = 32
     """Turns of higher tiers after which a waiting lower tier gets one."""
     late_share: int = 16
-    """One in so many turns of a tenant goes to a request that is late already."""
+    """One part in so many of a tenant's work goes to requests that are late already."""
 
 
 T = TypeVar("T", bound=Hashable)
 
 
 class _Tenant(Generic[T]):
-    __slots__ = ("groups", "in_time", "late", "turns")
+    __slots__ = ("credit", "groups", "in_time", "late")
 
     def __init__(self) -> None:
         self.in_time: list[tuple[float, int, int, float, T]] = []  # deadline, group, sequence, latest start, request
         self.late: deque[T] = deque()
-        self.turns = 0
+        self.credit = 0.0  # virtual tokens that late requests may have before those in time
         self.groups: dict[Hashable, list[int]] = {}  # group -> its first sequence number, how many wait
 
 
@@ -154,7 +154,8 @@ class FairQueue(Generic[T]):
         if request not in self._late:
             return False
         ticket = self._tickets[request]
-        return not self._turn_of_late(self._tiers[_rank(ticket.tier)].tenants[ticket.tenant])
+        tenant = self._tiers[_rank(ticket.tier)].tenants[ticket.tenant]
+        return not self._turn_of_late(tenant, ticket)
 
     def give_up(self, request: T) -> None:
         """Count a waiting request as late although its latest start is not over: nowhere would it be in time.
@@ -171,11 +172,11 @@ class FairQueue(Generic[T]):
     def take(self, request: T) -> None:
         """Remove a request that now runs, and charge its tenant."""
         ticket = self._tickets.pop(request)
-        self._late.discard(request)
         rank = _rank(ticket.tier)
         tier = self._tiers[rank]
         tenant = tier.tenants[ticket.tenant]
-        tenant.turns += 1
+        self._count_turn(tenant, ticket, late=request in self._late)
+        self._late.discard(request)
         self._leave_group(ticket)
         self._set(rank, ticket.tenant, self._counters[rank, ticket.tenant] + ticket.cost)
         for other_rank, other in self._tiers.items():
@@ -241,14 +242,30 @@ class FairQueue(Generic[T]):
                 self._late.add(request)
             else:
                 break
-        while tenant.late and tenant.late[0] not in self._tickets:
-            tenant.late.popleft()
-        if tenant.late and (not tenant.in_time or (late and self._turn_of_late(tenant))):
-            return tenant.late[0]
+        first = self._first_late(tenant)
+        if first is not None and (not tenant.in_time or (late and self._turn_of_late(tenant, self._tickets[first]))):
+            return first
         return tenant.in_time[0][4] if tenant.in_time else None
 
-    def _turn_of_late(self, tenant: _Tenant[T]) -> bool:
-        return tenant.turns % self._limits.late_share == self._limits.late_share - 1
+    def _first_late(self, tenant: _Tenant[T]) -> T | None:
+        while tenant.late and tenant.late[0] not in self._tickets:
+            tenant.late.popleft()
+        return tenant.late[0] if tenant.late else None
+
+    def _turn_of_late(self, tenant: _Tenant[T], ticket: Ticket) -> bool:
+        return self._limits.late_share <= 1 or tenant.credit >= _size(ticket)
+
+    def _count_turn(self, tenant: _Tenant[T], ticket: Ticket, *, late: bool) -> None:
+        """Let late requests have their part of the work: those that are late are the longest, so turns would not do."""
+        if not late:
+            waits = self._first_late(tenant) is not None
+            tenant.credit = tenant.credit + _size(ticket) / max(1, self._limits.late_share - 1) if waits else 0.0
+        elif self._turn_of_late(tenant, ticket):  # otherwise it runs because nobody in time wants the room
+            tenant.credit = max(0.0, tenant.credit - _size(ticket))
+
+
+def _size(ticket: Ticket) -> float:
+    return max(1.0, ticket.cost)
 
 
 def _rank(tier: str) -> int:

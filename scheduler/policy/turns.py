@@ -24,18 +24,20 @@ class Turns(Generic[T]):
         self._above: str | None = None
         self._late = True
         self._over = False
+        self._at: T | None = None
 
     def next(self) -> T | None:
         """Return the request whose turn it is; None when the pass is over."""
         if self._over:
             return None
-        return self._queue.head(self._now_ms, above_tier=self._above, late=self._late)
+        self._at = self._queue.head(self._now_ms, above_tier=self._above, late=self._late)
+        return self._at
 
     def no_room(self, ticket: Ticket) -> bool:
         """Take that the request of the turn found no room; return whether everybody behind it waits too."""
         if ticket.tier == BATCH_TIER and self._above is None:
             self._above = BATCH_TIER
-        elif self._late and self._now_ms > ticket.latest_start_ms:
+        elif self._late and self._at is not None and self._queue.is_late(self._at):
             self._late = False
         else:
             self._over = True

@@ -3,10 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.policy.fairness import FairLimits, FairQueue, Ticket, TokenWeights
+from scheduler.policy.turns import Turns
 
 
 def ticket(tenant: str = "a", *, tier: str = "default", deadline: float = math.inf, latest: float = math.inf,
@@ -51,6 +52,38 @@ def test_a_late_request_gets_one_turn_in_so_many():
     order = drain(queue)
     assert order.index("late") == 3
     assert [entry for entry in order if entry != "late"] == list(range(20))
+
+
+def test_late_requests_have_their_part_of_the_work_not_of_the_turns():
+    queue = FairQueue(FairLimits(late_share=4))
+    queue.push("late", ticket(latest=-1.0, cost=1000.0))
+    for number in range(40):
+        queue.push(number, ticket(cost=100.0))
+    assert drain(queue).index("late") == 30  # 1,000 of 4,000
+
+
+def test_nobody_saves_up_turns_for_requests_that_become_late():
+    queue = FairQueue(FairLimits(late_share=4))
+    for number in range(40):
+        queue.push(number, ticket())
+        queue.take(queue.head(0.0))
+    queue.push("late", ticket(latest=-1.0))
+    queue.push("in time", ticket())
+    assert queue.head(0.0) == "in time"
+
+
+def test_one_that_was_given_up_and_has_its_turn_does_not_hold_up_those_in_time_for_want_of_room():
+    queue = FairQueue(FairLimits(late_share=1))
+    given_up, hopeful = ticket(deadline=500.0, latest=400.0), ticket(deadline=600.0, latest=500.0)
+    queue.push("given up", given_up)
+    queue.push("in time", hopeful)
+    queue.give_up("given up")
+    turns = Turns(queue, 0.0)
+    assert turns.next() == "given up"
+    assert not turns.no_room(given_up)
+    assert turns.next() == "in time"
+    assert turns.no_room(hopeful)
+    assert turns.next() is None
 
 
 def test_a_late_request_without_room_does_not_hold_up_the_others():
@@ -100,6 +133,7 @@ def test_a_tenant_that_was_idle_gets_no_credit_for_it():
 costs = st.floats(1.0, 1000.0)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     demands=st.dictionaries(st.sampled_from("abcd"), st.lists(costs, min_size=150, max_size=150), min_size=2),
     corrections=st.lists(st.floats(0.0, 2.0), min_size=40, max_size=40),
