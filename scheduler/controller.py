@@ -23,7 +23,7 @@ from scheduler.book import Book, Request
 from scheduler.decision_log import DecisionLog
 from scheduler.policy.demand import Demand, DemandWindow
 from scheduler.policy.queueing import Fleet, Split
-from scheduler.policy.ratio import Decision, Mode, Move, decide
+from scheduler.policy.ratio import Decision, Mode, Move, decide, is_early
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
 from scheduler.policy.turns import BATCH_TIER
 from scheduler.profile import PoolProfile
@@ -115,7 +115,10 @@ class RatioController:
         now_s, state = self._now_s(), self.state
         return Decided(
             state=msgspec.structs.replace(
-                state, last_tick_s=_aged(state.last_tick_s, now_s), last_move_s=_aged(state.last_move_s, now_s)
+                state,
+                last_tick_s=_aged(state.last_tick_s, now_s),
+                last_move_s=_aged(state.last_move_s, now_s),
+                last_alarm_s=None,
             ),
             segments=tuple(self._demand.segments),
             alarms_ago_s=tuple(now_s - at_s for at_s in self._demand.alarms_s),
@@ -124,14 +127,17 @@ class RatioController:
     def restore(self, decided: Decided, *, ago_s: float) -> None:
         """Go on where a former leader stopped, so many seconds ago. Before the first tick."""
         now_s, state = self._now_s(), decided.state
+        alarms_s = [now_s - ago_s - age_s for age_s in decided.alarms_ago_s]
         self.state = msgspec.structs.replace(
             state,
+            last_alarm_s=next(reversed(alarms_s), None),
+            saw_move=False,
             last_tick_s=now_s,  # nobody looked meanwhile, and gains learn from what is seen
             last_move_s=now_s - ago_s - state.last_move_s if state.last_move_s is not None else None,
             favoured=None,
             favoured_ticks=0,
         )
-        self._demand.restore(decided.segments, [now_s - ago_s - age_s for age_s in decided.alarms_ago_s])
+        self._demand.restore(decided.segments, alarms_s)
 
     # -- what happens --------------------------------------------------------------------------------
 
@@ -154,6 +160,12 @@ class RatioController:
         return flips
 
     # -- deciding ------------------------------------------------------------------------------------
+
+    @property
+    def early(self) -> bool:
+        """Whether something has happened that the next decision should not wait for."""
+        sight = self._sight(self._now_s())
+        return is_early(self.state, moving=sight.moving, alarms_s=sight.alarms_s)
 
     def tick(self, steering: Steering | None) -> Decision:
         """Decide, act on it if the mode says so, and tell."""
@@ -276,7 +288,7 @@ class RatioController:
     def drain_s(self, worker: Worker) -> float:
         """Return the expected time until a worker is empty."""
         latency = self._router.latency
-        step_ms = latency.decode.step_ms(worker.num_requests, worker.kv_tokens)
+        step_ms = latency.decode.step_ms(*worker.view().batch)
         longest_ms = worker.queued_prefill_tokens * latency.prefill.per_token_ms
         if worker.role is not Role.PREFILL:
             now_ms = self._now_s() * 1000
@@ -303,6 +315,7 @@ def _not_moved(after: RatioState, before: RatioState) -> RatioState:
     """Return the state of a tick whose move did not happen: its gains count, its move does not."""
     return msgspec.structs.replace(
         after,
+        saw_move=False,
         last_move_s=before.last_move_s,
         last_from=before.last_from,
         last_to=before.last_to,

@@ -102,6 +102,7 @@ class Helm:
         self._outbox = outbox
         self._now_s = now_s
         self._steering: Steering | None = None
+        self._next_tick_s = 0.0
         self._settings = settings
         self.autoscaler: Autoscaler | None = None
         self.window = SloWindow(pool, latency=memory.costs.latency, instruments=instruments)
@@ -237,15 +238,14 @@ class Helm:
     async def run(self) -> None:
         """Steer until cancelled."""
         self.decisions.begin(self._head, list(self._registry.workers()))
-        next_tick_s = self._now_s() + self.controller.limits.period_s
+        self._next_tick_s = self._now_s() + self.controller.limits.period_s
         next_point_s = self._now_s() + self._settings.point_s
         try:
             while True:
                 await asyncio.sleep(self._settings.look_s)
                 now_s = self._now_s()
-                tick = now_s >= next_tick_s
+                tick = now_s >= self._next_tick_s
                 if tick:
-                    next_tick_s = max(next_tick_s + self.controller.limits.period_s, now_s)
                     await self._read_steering()
                 point = now_s >= next_point_s
                 if point:
@@ -259,7 +259,8 @@ class Helm:
 
     def _look(self, *, tick: bool, point: bool) -> None:
         changed = self.ladder.tick()
-        if tick:
+        if tick or self.controller.early:
+            self._next_tick_s = self._now_s() + self.controller.limits.period_s
             self.controller.tick(self._steering)
         if point or changed:  # gateways send those who agreed to a local model as soon as they see it
             self._outbox.write(add_command(self._pool, self._course.point()))

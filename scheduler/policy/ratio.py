@@ -7,10 +7,12 @@ valued by the predicted goodput of the splits it leads to, then the best one is 
 
 import enum
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from contracts.lifecycle import Role
+from scheduler.policy.demand import Demand
 from scheduler.policy.offers import cheapest_donor, floors, offers
 from scheduler.policy.queueing import Fleet, Prediction, Split
 from scheduler.policy.sight import RatioLimits, RatioState, Sight
@@ -71,6 +73,7 @@ def decide(
     Under `shadow` the answer is the same; the caller does not act on it, and must not report it as done.
     """
     state = _with_feedback(state, sight, limits, now_s)
+    state = msgspec.structs.replace(state, saw_move=sight.moving, last_alarm_s=next(reversed(sight.alarms_s), None))
     if sight.moving:
         verdict = _Verdict(Why.MOVING)
     elif mode is Mode.MANUAL:
@@ -82,7 +85,7 @@ def decide(
             state, prefill_foreseen=verdict.now.prefill_missed, decode_foreseen=verdict.now.decode_missed
         )
     state = _with_favour(state, verdict)
-    ticks = _ticks_needed(verdict, sight, limits, now_s)
+    ticks = _ticks_needed(state, verdict, sight, limits, now_s)
     if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
         verdict = msgspec.structs.replace(verdict, why=Why.UNCONFIRMED)
     way, now = verdict.way, verdict.now
@@ -109,12 +112,30 @@ def _stops_serving(split: Split, from_role: Role) -> bool:
     return serves and not (left[Role.UNIFIED] or (left[Role.PREFILL] and left[Role.DECODE]))
 
 
-def _ticks_needed(verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s: float) -> int:
-    """Return how many ticks in a row must favour a move; a change of demand just seen is confirmation enough."""
+def is_early(state: RatioState, *, moving: bool, alarms_s: Sequence[float]) -> bool:
+    """Whether to decide before the period is over: a move has ended, or the demand has changed, since the last tick."""
+    changed = bool(alarms_s) and alarms_s[-1] != state.last_alarm_s
+    return changed or (state.saw_move and not moving)
+
+
+def _ticks_needed(state: RatioState, verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s: float) -> int:
+    """Return how many ticks in a row must favour a move.
+
+    A change of demand just seen is confirmation enough. So is a clear measurement before the first move of all: the
+    split is one that nobody has chosen knowing the traffic.
+    """
     if verdict.gain < limits.clear_gain:
         return limits.patient_ticks
     changed = bool(sight.alarms_s) and now_s - sight.alarms_s[-1] <= 2 * limits.detect_s
-    return 1 if changed else limits.confirm_ticks
+    first = state.last_move_s is None and _error(sight.demand) <= limits.sure_error
+    return 1 if changed or first else limits.confirm_ticks
+
+
+def _error(demand: Demand | None) -> float:
+    """Return the relative standard error of the work that was measured; infinite without any."""
+    if demand is None or demand.rate_rps <= 0:
+        return math.inf
+    return math.sqrt(demand.dispersion / (demand.rate_rps * demand.span_s))
 
 
 _PAIR = 2
@@ -252,6 +273,7 @@ def _moved(state: RatioState, move: Move, now_s: float, *, dissolving: bool) -> 
         last_move_s=now_s,
         last_from=move.from_role,
         last_to=move.to_role,
+        saw_move=True,
         reversals=state.reversals + 1 if undone else 0,
         dissolving=dissolving,
     )

@@ -25,6 +25,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Constants of the controller. `patient` suits the direct hand-off, `agile` the store."""
 
     period_s: float = 5.0
+    """Between decisions, unless something has happened (`ratio.is_early`)."""
     switch_s: float = 5.0
     """A change between prefill and decode, without the drain: graph capture under the direct hand-off."""
     restart_s: float = 60.0
@@ -45,6 +46,8 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     confirm_ticks: int = 2
     patient_ticks: int = 12
     """Ticks in a row that must favour a move, by how clear its gain is."""
+    sure_error: float = 0.1
+    """Relative error (0 to 1) of the work that arrives, up to which the first move of all needs no second tick."""
     hold_s: float = 300.0
     """How long a demand is expected to last before any change was seen."""
     hold_bounds_s: tuple[float, float] = (15.0, 600.0)
@@ -90,6 +93,10 @@ class RatioState(msgspec.Struct, frozen=True, kw_only=True):
     decode_foreseen: float = 0.0
     """Misses of either side that the model expects of the split as it is, 0.0 to 1.0."""
     last_tick_s: float | None = None
+    last_alarm_s: float | None = None
+    """The latest change of demand that a tick has seen."""
+    saw_move: bool = False
+    """A move was begun by the last tick or was under way at it."""
     last_move_s: float | None = None
     last_from: Role | None = None
     last_to: Role | None = None

@@ -9,8 +9,10 @@ from scheduler.policy.blame import BlameWindow, Stage
 from scheduler.policy.cluster import WorkerView
 from scheduler.policy.demand import Demand, DemandSample, DemandWindow, Forecast
 from scheduler.policy.queueing import Fleet, Split
-from scheduler.policy.ratio import Decision, Mode, Move, decide
+from scheduler.policy.ratio import Decision, Mode, Move, decide, is_early
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
+
+_LOOK_S = 1.0
 
 
 class FleetSight(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ class AutoPilot:
     """The ratio controller."""
 
     def __init__(self, fleet: Fleet, limits: RatioLimits, *, mode: Mode = Mode.AUTO) -> None:
-        self.period_s = limits.period_s
+        self.period_s = min(_LOOK_S, limits.period_s)
         self.log: list[tuple[float, Decision]] = []
         self.state = RatioState()
         self._fleet = fleet
@@ -72,6 +74,7 @@ class AutoPilot:
         self._mode = mode
         self._demand = DemandWindow()
         self._blamed = BlameWindow()
+        self._next_tick_s = limits.period_s
 
     def demand(self, now_s: float, forecast: Forecast) -> Demand | None:
         """Return what the requests seen ask for."""
@@ -89,8 +92,12 @@ class AutoPilot:
             self._blamed.add(now_s, stage)
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
-        """Ask the controller."""
+        """Ask the controller, once a period and when something has happened."""
         demand = self._demand.demand(now_s, forecast)
+        early = is_early(self.state, moving=sight.moving, alarms_s=self._demand.alarms_s)
+        if now_s < self._next_tick_s - 1e-6 and not early:
+            return None
+        self._next_tick_s = now_s + self._limits.period_s
         seen = Sight(
             split=sight.split,
             moving=sight.moving,

@@ -13,7 +13,7 @@ from scheduler.policy.blame import Blamed, Stage
 from scheduler.policy.demand import Demand
 from scheduler.policy.offers import expected_hold_s, floors
 from scheduler.policy.queueing import Fleet, Split
-from scheduler.policy.ratio import Decision, Mode, Why, decide
+from scheduler.policy.ratio import Decision, Mode, Why, decide, is_early
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
 from scheduler.policy.ways import moved
 from scheduler.simulator.setup import H100_8B
@@ -103,9 +103,39 @@ def test_the_donor_is_the_worker_that_is_empty_first():
 
 @pytest.mark.parametrize("limits", [DIRECT, STORE], ids=["direct", "store"])
 def test_a_move_is_confirmed_first_and_each_has_a_reason(limits):
-    _, _, made = ticks(sight_of(Split(prefill=2, decode=6), PROMPTS), 2, limits=limits)
+    few = msgspec.structs.replace(PROMPTS, span_s=5.0)
+    _, _, made = ticks(sight_of(Split(prefill=2, decode=6), few), 2, limits=limits)
     assert [d.why for d in made] == [Why.UNCONFIRMED, Why.GAIN]
     assert made[0].target.prefill > 3  # it sees where the direction leads
+
+
+def test_a_clear_measurement_needs_no_second_tick_before_the_first_move_of_all():
+    clear = msgspec.structs.replace(PROMPTS, dispersion=2.0, span_s=11.0)  # 220 prompts: the work is known to 9.5 %
+    _, _, made = ticks(sight_of(Split(prefill=2, decode=6), clear), 1)
+    assert made[0].why is Why.GAIN
+    for unclear in (msgspec.structs.replace(clear, span_s=5.0), msgspec.structs.replace(clear, dispersion=9.0)):
+        _, _, made = ticks(sight_of(Split(prefill=2, decode=6), unclear), 1)
+        assert made[0].why is Why.UNCONFIRMED
+    moved_before = RatioState(last_move_s=-500.0, last_from=Role.DECODE, last_to=Role.PREFILL)
+    _, _, made = ticks(sight_of(Split(prefill=2, decode=6), clear), 1, state=moved_before)
+    assert made[0].why is Why.UNCONFIRMED
+
+
+def test_a_decision_does_not_wait_for_its_period_when_a_move_has_ended_or_the_demand_has_changed():
+    calm = sight_of(Split(prefill=2, decode=6), PROMPTS, alarms_s=(3.0,))
+    changed = msgspec.structs.replace(calm, alarms_s=(3.0, 9.0))
+
+    def after(state: RatioState, sight: Sight, now_s: float) -> RatioState:
+        return decide(state, sight, FLEET, DIRECT, mode=Mode.AUTO, now_s=now_s)[0]
+
+    state = after(FRESH, calm, 5.0)  # begins a move
+    assert not is_early(state, moving=True, alarms_s=calm.alarms_s)
+    assert is_early(state, moving=False, alarms_s=calm.alarms_s)
+    assert is_early(state, moving=True, alarms_s=changed.alarms_s)
+    state = after(state, msgspec.structs.replace(changed, moving=True), 10.0)
+    assert is_early(state, moving=False, alarms_s=changed.alarms_s)
+    state = after(state, msgspec.structs.replace(changed, demand=None), 11.0)
+    assert not is_early(state, moving=False, alarms_s=changed.alarms_s)
 
 
 def test_store_moves_a_label_as_often_as_it_pays_and_direct_waits_for_its_price():
