@@ -105,6 +105,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Where the policy begins; None = its own first split."""
     regimes: bool = False
     rivals: bool = True
+    plain: bool = False
+    """Whether static splits with the plain placement (least loaded, in order of arrival) are searched, too."""
+    dissolved: bool = False
+    """Whether a pool that turns all-unified from its first second on is played, too."""
 
 
 _CONVERSATION = _of_trace("conversation_trace.jsonl.xz", 2)
@@ -115,10 +119,10 @@ ROWS = (
     Row(name="azure-code", load=_of_trace("AzureLLMInferenceTrace_code.csv.xz", 26, 480.0)),
     Row(name="wrong-start-direct", load=_CONVERSATION, first=Split(prefill=2, decode=6)),
     Row(name="wrong-start-store", load=_CONVERSATION, first=Split(prefill=2, decode=6), hand_off=HandOff.STORE),
-    Row(name="halves", load=_halves),
+    Row(name="halves", load=_halves, plain=True),
     Row(name="regimes-600", load=_alternating(600.0, 1200.0), regimes=True),
     Row(name="regimes-300", load=_alternating(300.0, 1200.0), regimes=True),
-    Row(name="regimes-60-direct", load=_alternating(60.0, 1800.0)),
+    Row(name="regimes-60-direct", load=_alternating(60.0, 1800.0), dissolved=True),
     Row(name="regimes-60-store", load=_alternating(60.0, 600.0), hand_off=HandOff.STORE),
     Row(name="batch", load=_beside_batch, rivals=False),
     Row(name="tenants", load=_two_tenants, rivals=False),

@@ -57,6 +57,13 @@ def _rows(measured: Sequence[Measured]) -> Iterator[str]:
         if of_row[0].oracle is not None:
             ratio = fmean(m.auto / m.oracle for m in of_row if m.oracle)
             more.append(f"{ratio:.1%} of the oracle per regime")
+        plain = [m for m in of_row if m.plain is not None]
+        if plain:
+            splits = "/".join(m.plain_split for m in plain)
+            more.append(f"best static with plain placement {fmean(m.plain or 0.0 for m in plain):.1%} {splits}")
+        dissolved = [m.dissolved for m in of_row if m.dissolved is not None]
+        if dissolved:
+            more.append(f"all-unified from the first second on {fmean(dissolved):.1%}")
         recoveries = [m.recovery_s for m in of_row]
         if any(row.name == name and row.first is not None for row in ROWS):
             more.append("recovered after " + ", ".join("never" if s is None else f"{s:.0f} s" for s in recoveries))

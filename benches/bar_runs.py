@@ -9,12 +9,17 @@ import msgspec
 import scheduler.policy
 import scheduler.simulator
 from benches.bar_loads import TARGET, WORKERS, Load, Row
-from contracts.lifecycle import HandOff
+from contracts.lifecycle import HandOff, Role
+from scheduler.policy.demand import Forecast
+from scheduler.policy.offers import cheapest_donor
 from scheduler.policy.queueing import Split
+from scheduler.policy.ratio import Move
 from scheduler.simulator.arrivals import Arrival
-from scheduler.simulator.play import Policy, first_split, play
+from scheduler.simulator.pilot import FleetSight, StaticPilot
+from scheduler.simulator.play import Policy, first_split, pilot_of, result_of
 from scheduler.simulator.report import met_targets
 from scheduler.simulator.setup import Placer, Setup
+from scheduler.simulator.simulation import Simulation
 
 BIN_S = 10.0
 _CONTROLLER = {
@@ -46,6 +51,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Attainment by tenant."""
 
 
+class Dissolving(StaticPilot):
+    """Turns one worker after the other to unified, from the first second on, whatever arrives."""
+
+    period_s = 1.0
+
+    def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
+        """Take one from the larger side of the pairs, as soon as the last one is there."""
+        role = Role.PREFILL if sight.split.prefill >= sight.split.decode else Role.DECODE
+        donor = cheapest_donor(role, sight.donors)
+        if sight.moving or donor is None:
+            return None
+        return Move(worker_id=donor.worker_id, from_role=role, to_role=Role.UNIFIED)
+
+
 class Runner:
     """Plays what has not been played by this code yet."""
 
@@ -67,10 +86,11 @@ class Runner:
         hand_off: HandOff = HandOff.DIRECT,
         placer: Placer = Placer.SCORED,
         group_batches: bool = True,
+        dissolving: bool = False,
     ) -> Run:
-        """Return a run, from the file if it is there."""
+        """Return a run, from the file if it is there. `dissolving`: not the policy but `Dissolving` moves workers."""
         steered = policy not in (Policy.STATIC, Policy.UNIFIED)
-        key = f"{name} {seed} {policy} {split} {hand_off} {placer} {group_batches}"
+        key = f"{name} {seed} {policy} {split} {hand_off} {placer} {group_batches}{' dissolving' * dissolving}"
         digest = hashlib.sha256(f"{key} {self._code[steered]}".encode()).hexdigest()[:16]
         file = self._directory / f"{digest}.json"
         if file.exists():
@@ -79,7 +99,9 @@ class Runner:
         setup = Setup(
             split=split, target=TARGET, hand_off=hand_off, placer=placer, group_batches=group_batches, seed=seed
         )
-        result, simulation = play(arrivals, setup, policy)
+        simulation = Simulation(setup, Dissolving() if dissolving else pilot_of(policy, setup))
+        simulation.run(arrivals)
+        result = result_of(simulation)
         jobs = [job for job in simulation.jobs.values() if not job.batch and job.feasible]
         course: dict[int, list[int]] = {}
         tenants: dict[str, list[int]] = {}
@@ -104,13 +126,15 @@ class Runner:
         self._say(f"{key}: {run.attainment:.1%}, {run.flips} flips, {run.end}")
         return run
 
-    def statics(self, name: str, load: Load, seed: int, hand_off: HandOff) -> dict[Split, Run]:
+    def statics(
+        self, name: str, load: Load, seed: int, hand_off: HandOff, *, placer: Placer = Placer.SCORED
+    ) -> dict[Split, Run]:
         """Return static runs: pairs by a climb from the middle, and the candidates with unified workers."""
         found: dict[Split, Run] = {}
 
         def value(split: Split) -> float:
             if split not in found:
-                found[split] = self.run(name, load, seed, Policy.STATIC, split, hand_off=hand_off)
+                found[split] = self.run(name, load, seed, Policy.STATIC, split, hand_off=hand_off, placer=placer)
             return found[split].attainment
 
         at = WORKERS // 2

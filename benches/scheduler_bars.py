@@ -19,6 +19,7 @@ from benches.bar_placement import PlacementCost, placement_cost
 from benches.bar_runs import BIN_S, Run, Runner, best_of
 from scheduler.policy.queueing import Split
 from scheduler.simulator.play import Policy, first_split
+from scheduler.simulator.setup import Placer
 
 RESULTS = Path(__file__).with_name("results") / "scheduler_bars.json"
 KEPT = Path(".bars")
@@ -47,6 +48,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rival_flips: dict[str, int] = {}
     oracle: float | None = None
     """Each regime under its own best static split, without any change from one to the other."""
+    plain: float | None = None
+    """Best static split whose requests go to the least loaded pair in order of arrival."""
+    plain_split: str = ""
+    dissolved: float | None = None
+    """From the policy's first split to always-unified, beginning in the first second."""
     recovery_s: float | None = None
     """From the start until windows of a minute hold 95 % of the best static split's; None = not in the run."""
     course: list[float] = []
@@ -92,6 +98,9 @@ def measure(runner: Runner, row: Row, seed: int) -> Measured:
         rival: runner.policy(row, seed, rival) for rival in RIVALS if rival is not Policy.UNIFIED
     }
     rivals[Policy.UNIFIED] = runs[Split(unified=WORKERS)]
+    plain_split, plain = None, None
+    if row.plain:
+        plain_split, plain = best_of(runner.statics(row.name, row.load, seed, row.hand_off, placer=Placer.LEAST_LOADED))
     return Measured(
         row=row.name,
         seed=seed,
@@ -106,10 +115,18 @@ def measure(runner: Runner, row: Row, seed: int) -> Measured:
         rivals={rival.value: run.attainment for rival, run in rivals.items()},
         rival_flips={rival.value: run.flips for rival, run in rivals.items()},
         oracle=_oracle(runner, row, seed) if row.regimes else None,
+        plain=plain.attainment if plain is not None else None,
+        plain_split=str(plain_split or ""),
+        dissolved=_dissolved(runner, row, seed).attainment if row.dissolved else None,
         recovery_s=_recovery_s(auto, static) if row.first is not None else None,
         course=_shares(auto),
         static_course=_shares(static),
     )
+
+
+def _dissolved(runner: Runner, row: Row, seed: int) -> Run:
+    split = first_split(Policy.AUTO, WORKERS, row.hand_off)
+    return runner.run(row.name, row.load, seed, Policy.STATIC, split, hand_off=row.hand_off, dissolving=True)
 
 
 def _oracle(runner: Runner, row: Row, seed: int) -> float:
@@ -232,6 +249,8 @@ def show(found: Found, console: Console) -> None:
         table.add_column(column)
     for m in found.rows:
         more = f"oracle {m.oracle:.1%}" if m.oracle is not None else ""
+        more += f"plain {m.plain:.1%} {m.plain_split}" if m.plain is not None else ""
+        more += f"dissolved {m.dissolved:.1%}" if m.dissolved is not None else ""
         more += f"recovered {m.recovery_s:.0f} s" if m.recovery_s is not None else ""
         table.add_row(
             m.row, str(m.seed), f"{m.auto:.1%}", f"{m.flips} {m.auto_end}", f"{m.static:.1%} {m.static_split}",
