@@ -56,8 +56,8 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share in time below which there are too few workers, while the target is met: a pool that is left at this for
     a while is far above it for the rest of the time."""
     aim: float = 0.95
-    """Share that a mix must promise to be chosen, or to remain after one worker has gone; and the goal of a pool that
-    has missed the target."""
+    """Share that a mix must promise to remain after one worker has gone; and the goal of a pool that has missed the
+    target. Where load rises or falls, the middle between goal and aim will do, to be chosen or to remain."""
     sure_goal: float = 0.8
     """Share below which no second tick need confirm it."""
     foresight: ForesightLimits = ForesightLimits()

@@ -5,7 +5,7 @@ among mixes of one size the one that meets them best.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -60,6 +60,23 @@ class Mixes:
             if self.best(total).in_time >= goal:
                 return self.best(total)
         return self.best(max(at_least, at_most))
+
+    def fewest(self, goal: float, *, of: int, at_least: int = 1) -> Mix:
+        """Return the smallest mix that reaches the goal of those whose larger ones do, from so many workers down.
+
+        The same as `cheapest`, found from the other end: most pools need about as many workers as they have.
+        """
+        most = max(of, at_least)
+        best = self.best(most)
+        for total in range(most - 1, at_least - 1, -1):
+            smaller = self.best(total)
+            if smaller.in_time < goal:
+                break
+            best = smaller
+        return best
+
+
+Valued = Callable[[Demand, Fleet, Corrections, Split, Belief | None], Mixes]
 
 
 @functools.cache

@@ -322,10 +322,17 @@ def prefill_in_time(
             if slack_ms > 0
         )
 
-    whole = [met(kept, 0.0) for kept in range(len(own_ms) + 1)]
-    best = whole.index(max(whole))
-    beside = [met(kept, part) for kept in (best - 1, best) if 0 <= kept < len(own_ms) for part in _PARTS]
-    return max(whole[best], *beside) / len(own_ms)
+    kept = len(own_ms)
+    while kept and feasible_load * kept_ms[kept] >= total_ms:
+        kept -= 1
+    best, fewer = met(kept, 0.0), met(kept - 1, 0.0) if kept else 0.0
+    while fewer > best:  # one quantile after the other, as long as it helps the rest more than it costs
+        kept, best = kept - 1, fewer
+        fewer = met(kept - 1, 0.0) if kept else 0.0
+    beside = [met(kept, part) for part in _PARTS] if kept < len(own_ms) else []
+    if kept and best - fewer < _PARTS[-1]:
+        beside += [met(kept - 1, part) for part in _PARTS]
+    return max(best, *beside, 0.0) / len(own_ms)
 
 
 def decode_room(

@@ -7,10 +7,10 @@
 3. Awake, the demand is the moments of the requests seen times the rate forecast for when a new worker would serve.
    What the closed forms say of it is corrected by how much of it has come true so far (policy.foresight). Too few is
    who cannot serve the goal in time in the best mix of as many workers: so a change of roles that would do is left to
-   the ratio controller. Then the cheapest mix that reaches `aim` is started, all of it at once.
+   the ratio controller. Then the cheapest mix halfway from goal to `aim` is started, all of it at once.
 4. While nothing is lacking, workers of an old launch are replaced (policy.renewal); nobody else goes meanwhile.
 5. Fewer are tried when the largest need of lately, four starts' length back, is smaller, nothing was started meanwhile,
-   and what remains, worker by worker, still reaches `aim`.
+   and what remains, worker by worker, still reaches `aim`; while load falls, half the way to it.
 
 Steps say why. Bounds, budget and room cut starts short, and say so.
 """
@@ -36,7 +36,7 @@ from scheduler.policy.headcount import (
     serves,
     split_of,
 )
-from scheduler.policy.mixes import Mix, Mixes
+from scheduler.policy.mixes import Mix, Mixes, Valued
 from scheduler.policy.queueing import Corrections, Fleet, Split
 from scheduler.policy.renewal import Turn, renew
 from scheduler.policy.starts import most_workers, starts_of
@@ -50,9 +50,16 @@ _NOT_NOW = frozenset({WhyScale.ASLEEP, WhyScale.IDLE, WhyScale.BOOTING, WhyScale
 
 
 def scale(
-    state: ScaleState, sight: ScaleSight, bounds: Bounds, fleet: Fleet, limits: ScaleLimits, now_s: float
+    state: ScaleState,
+    sight: ScaleSight,
+    bounds: Bounds,
+    fleet: Fleet,
+    limits: ScaleLimits,
+    now_s: float,
+    *,
+    valued: Valued = Mixes,
 ) -> tuple[ScaleState, ScalePlan]:
-    """Return the steps of this tick, and why.
+    """Return the steps of this tick, and why. `valued` makes what tells how well mixes serve a demand.
 
     Under `shadow` the answer is the same; the caller does not act on it and must keep the state of before.
     """
@@ -62,7 +69,7 @@ def scale(
     rescued = [m for m in sight.members if m.reclaimed and m.ours]
     steps: list[Step] = [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RECLAIMED) for m in rescued]
     steps += [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RENEW) for m in sight.asleep if m.old]
-    verdict = _at_rest(sight, bounds, limits) or _awake(state, sight, bounds, fleet, limits, now_s)
+    verdict = _at_rest(sight, bounds, limits) or _awake(state, sight, bounds, fleet, limits, now_s, valued)
     state = msgspec.structs.replace(
         state,
         needs=verdict.needs,
@@ -177,7 +184,13 @@ def _at_rest(sight: ScaleSight, bounds: Bounds, limits: ScaleLimits) -> _Verdict
 
 
 def _awake(
-    state: ScaleState, sight: ScaleSight, bounds: Bounds, fleet: Fleet, limits: ScaleLimits, now_s: float
+    state: ScaleState,
+    sight: ScaleSight,
+    bounds: Bounds,
+    fleet: Fleet,
+    limits: ScaleLimits,
+    now_s: float,
+    valued: Valued,
 ) -> _Verdict:
     split, floor = sight.split, bounds.floor
     lacking = _short_of(split, floor)
@@ -189,32 +202,36 @@ def _awake(
         return _quiet(state, sight, bounds, limits, now_s)
     corrections = _bounded(sight.corrections, limits)
     goal, belief = limits.goal_of(state.foresight), state.foresight.belief(limits.foresight)
-    mixes = Mixes(up, fleet, corrections, floor, belief)
+    mixes = valued(up, fleet, corrections, floor, belief)
     here = mixes.best(split.total)
     as_it_is = mixes.in_time(split)
     waited = state.flip_since_s if as_it_is < goal <= here.in_time else None
     if waited is not None and now_s - waited >= limits.flip_patience_s:
         here = Mix(split=split, in_time=as_it_is)  # nobody changed roles: they will not
     if here.in_time < goal:
-        verdict = _too_few(state, sight, mixes, here, floor, limits, most, now_s)
+        verdict = _too_few(state, sight, mixes, here, floor, limits, most, now_s, aim=(goal + limits.aim) / 2)
     else:
-        careful = Mixes(down, fleet, corrections, floor, belief)
-        need = careful.cheapest(limits.aim, at_most=max(split.total, 1), at_least=max(1, floor.total))
-        verdict = _enough(state, sight, careful, need, bounds, limits, now_s, goal=goal, in_time=here.in_time)
+        careful = valued(down, fleet, corrections, floor, belief)
+        falls = sight.rate is not None and sight.rate.ahead_rps < sight.rate.now_rps
+        aim = (
+            (goal + limits.aim) / 2 if falls else limits.aim
+        )  # where less is coming, what remains gets better by itself
+        need = careful.fewest(aim, of=split.total, at_least=max(1, floor.total))
+        verdict = _enough(state, sight, careful, need, bounds, limits, now_s, goal=goal, aim=aim, in_time=here.in_time)
         if as_it_is < goal:
             since_s = state.flip_since_s if state.flip_since_s is not None else now_s
             why = WhyScale.FLIPPING if sight.flipping else WhyScale.FLIP_CHEAPER
             verdict = msgspec.structs.replace(verdict, why=why, leaves=(), flip_since_s=since_s)
-    return msgspec.structs.replace(verdict, foreseen=_foreseen(sight, fleet, corrections))
+    return msgspec.structs.replace(verdict, foreseen=_foreseen(sight, fleet, corrections, valued))
 
 
-def _foreseen(sight: ScaleSight, fleet: Fleet, corrections: Corrections) -> float | None:
+def _foreseen(sight: ScaleSight, fleet: Fleet, corrections: Corrections, valued: Valued) -> float | None:
     """Return the share (0 to 1) of misses that the closed forms expect of those who serve, as of now."""
     if sight.demand is None or sight.rate is None:
         return None
     serving = split_of([m for m in sight.members if m.ready])
     demand = _at_rate(sight.demand, sight.rate.now_rps)
-    return 1 - Mixes(demand, fleet, corrections, Split()).in_time(serving)
+    return 1 - valued(demand, fleet, corrections, Split(), None).in_time(serving)
 
 
 def _too_few(
@@ -226,10 +243,12 @@ def _too_few(
     limits: ScaleLimits,
     most: int,
     now_s: float,
+    *,
+    aim: float,
 ) -> _Verdict:
     """Answer that as many as there are cannot do it in any mix."""
     split, ticks = sight.split, state.under_ticks + 1
-    target = mixes.cheapest(limits.aim, at_most=max(most, floor.total), at_least=max(floor.total, split.total + 1))
+    target = mixes.cheapest(aim, at_most=max(most, floor.total), at_least=max(floor.total, split.total + 1))
     why = WhyScale.FORECAST
     if sight.corrections.backlog_rps > 0.1 * (sight.rate.highest_rps if sight.rate is not None else 0.0):
         why = WhyScale.BACKLOG
@@ -262,6 +281,7 @@ def _enough(
     now_s: float,
     *,
     goal: float,
+    aim: float,
     in_time: float,
 ) -> _Verdict:
     """Answer that there are enough, perhaps too many."""
@@ -277,7 +297,7 @@ def _enough(
     over = split.total > bounds.max_workers
     if not over and not _down_is_due(state, sight, limits, now_s):
         return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
-    leaves = _who_leaves(sight, mixes, floor, limits, goal=goal, at_most=surplus)
+    leaves = _who_leaves(sight, mixes, floor, limits, goal=goal, aim=aim, at_most=surplus)
     if not leaves:
         return msgspec.structs.replace(verdict, why=WhyScale.N_MINUS_1)
     return msgspec.structs.replace(verdict, why=WhyScale.OVER_MAX if over else WhyScale.OVERSIZED, leaves=leaves)
@@ -305,7 +325,7 @@ def _down_is_due(state: ScaleState, sight: ScaleSight, limits: ScaleLimits, now_
 
 
 def _who_leaves(
-    sight: ScaleSight, mixes: Mixes, floor: Split, limits: ScaleLimits, *, goal: float, at_most: int
+    sight: ScaleSight, mixes: Mixes, floor: Split, limits: ScaleLimits, *, goal: float, aim: float, at_most: int
 ) -> tuple[Member, ...]:
     """Return whom to stop: one after the other, as long as those who remain reach the aim."""
     split = sight.split
@@ -321,7 +341,7 @@ def _who_leaves(
                 continue
             in_time = mixes.in_time(left)
             # The ratio controller may still better what is left, but it must not have to save it.
-            good = in_time >= goal and mixes.best(left.total).in_time >= limits.aim
+            good = in_time >= goal and mixes.best(left.total).in_time >= aim
             if good and (best is None or in_time > best[0]):
                 best = in_time, member
         if best is None:

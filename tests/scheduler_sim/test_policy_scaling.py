@@ -332,6 +332,24 @@ def test_a_pool_that_has_missed_its_target_lately_is_given_more_before_it_misses
     assert starts(plan)
 
 
+def test_where_less_is_coming_a_worker_goes_before_the_rest_is_good_enough_and_where_it_stays_none_does():
+    """At 4.4 requests/s four prefill and two decode workers promise 92 % in time, halfway from goal to aim 90."""
+    there = members(prefill=5, decode=2)
+    assert settled(seen(there, 4.4)).steps == ()
+    falling = settled(seen(there, 4.4, ahead_rps=4.35))
+    assert [(type(step), step.role) for step in falling.steps] == [(Stop, Role.PREFILL)]
+    owing = ScaleState(foresight=Foresight(ended=50_000, missed=3_500))
+    assert settled(seen(there, 4.4, ahead_rps=4.35), state=owing).steps == ()  # while the target is missed, nobody goes
+
+
+def test_fewest_is_cheapest_from_the_other_end():
+    for rate_rps in (0.5, 1.7, 3.1, 4.4):
+        mixes = Mixes(demand(rate_rps), FLEET, Corrections(), Split())
+        for goal in (0.9, 0.95):
+            assert mixes.fewest(goal, of=8) == mixes.cheapest(goal, at_most=8)
+    assert Mixes(demand(9.0), FLEET, Corrections(), Split()).fewest(0.95, of=3).split.total == 3  # none does
+
+
 def test_what_was_foreseen_for_those_who_serve_is_held_against_what_became_of_the_requests():
     there = [*members(prefill=3, decode=1), *members(prefill=6, decode=3, ready=False)[3:]]
     state, _ = one(seen(there, 3.6))
