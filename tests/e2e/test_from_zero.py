@@ -1,20 +1,12 @@
 """`pdgate up` with a model that scales: from nothing to one worker, to the pair, and back, with timed workers."""
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
+from scaled_up import Up, until
 
-from pdgate.envfile import read_env
-from tests.processes import REPOSITORY, free_port
+from tests.processes import REPOSITORY
 
 pytestmark = pytest.mark.e2e
 SCALING = """
@@ -25,65 +17,11 @@ min_prefill = 1
 min_decode = 1
 """
 QUESTION = {"model": "smollm2", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
-DEADLINE_S = 120.0
-
-
-def until(condition, what: str):
-    """Ask again and again until the condition gives something; return that."""
-    began_s = time.monotonic()
-    while not (found := condition()):
-        assert time.monotonic() - began_s < DEADLINE_S, f"did not happen: {what}"
-        time.sleep(0.1)
-    return found
-
-
-class Up:
-    """A stack whose one model scales."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data, self.port = folder / "data", free_port()
-        catalog = folder / "models.toml"
-        catalog.write_text((REPOSITORY / "models.toml").read_text() + SCALING)
-        self.data.mkdir()
-        environ = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
-        words = ["up", "--engine", "timed", "--port", str(self.port), "--data", str(self.data), "--no-demo-week"]
-        with (self.data / "screen").open("a") as screen:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pdgate.cli", *words],
-                cwd=REPOSITORY,
-                env={**environ, "PDGATE_CATALOG": str(catalog)},
-                stdin=subprocess.DEVNULL,
-                stdout=screen,
-                stderr=screen,
-                start_new_session=True,
-            )
-        until(lambda: "curl " in (self.data / "screen").read_text(), "ready")
-        self.env = read_env(self.data / "env")
-
-    def ask(self, body: dict, **headers: str) -> httpx.Response:
-        own = {"Authorization": f"Bearer {self.env['PDGATE_API_KEY']}", **headers}
-        return httpx.post(f"{self.env['PDGATE_URL']}/v1/chat/completions", json=body, headers=own, timeout=90)
-
-    def processes(self, package: str) -> list[psutil.Process]:
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if process.cmdline()[-2:] == ["-m", package] and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-    def events(self, name: str) -> list[dict]:
-        lines = (self.data / "logs" / "scheduler.log").read_text().splitlines()
-        return [event for line in lines if line.startswith("{") and (event := json.loads(line))["event"] == name]
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
 
 
 @pytest.fixture
 def up(tmp_path: Path):
-    stack = Up(tmp_path)
+    stack = Up(tmp_path, (REPOSITORY / "models.toml").read_text() + SCALING)
     try:
         yield stack
     finally:
