@@ -23,6 +23,7 @@ from contracts.environment import SettingsError, from_env
 from gateway.app import Gateway, create_app
 from gateway.http_server import http_server
 from gateway.settings import Settings
+from observability import heap
 from observability.telemetry import Telemetry, configure_logging
 
 log = structlog.get_logger()
@@ -42,6 +43,7 @@ async def serve(settings: Settings) -> None:
     telemetry = Telemetry()
     gateway = Gateway(settings, catalog, telemetry, gateway_id=gateway_id)
     server = http_server(create_app(gateway, telemetry), settings)
+    heap.settle()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,6 +92,7 @@ def main() -> None:
     """Read the settings and serve."""
     settings = from_env(Settings, "GATEWAY_", os.environ)
     configure_logging("gateway", level=settings.log_level, json=settings.log_json)
+    heap.begin()
     uvloop.run(serve(settings))
 
 

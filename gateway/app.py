@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
-from litestar import Litestar
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
@@ -27,6 +26,7 @@ from gateway.admin.api import AdminApi
 from gateway.admin.callers import Callers
 from gateway.admission import Admission
 from gateway.answers import Answers, keep_server_send
+from gateway.application import Application
 from gateway.auth import DATABASE_ERRORS, Authenticator
 from gateway.batch_endpoints import LineKeys, begin_line
 from gateway.batch_runner import BatchRunner
@@ -357,7 +357,7 @@ def create_app(gateway: Gateway, telemetry: Telemetry) -> ASGIApp:
     closed, and a client that sends half a request would keep everything from being settled.
     """
     edge = Edge(telemetry.instruments)
-    app = Litestar(
+    app = Application(
         route_handlers=[*describe_errors(_routes(gateway, telemetry)), gateway.portal.router(_views(gateway, edge))],
         exception_handlers={
             ServingError: edge.serving_error,

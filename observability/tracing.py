@@ -12,36 +12,19 @@ Attributes follow OpenTelemetry's GenAI conventions where they have a name. Prom
 
 import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from opentelemetry.context import Context as OtelContext
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import SpanKind
+
+if TYPE_CHECKING:
+    from observability.span_export import SpanExport, Value
 
 __all__ = ["Ratios", "SpanKind", "TraceContext", "Tracer", "begin", "child_id", "read"]
 
-Value = str | bool | int | float
-
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED: Final = 1
-_FLUSH_S: Final = 2.0
 
 
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,35 +112,17 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True):
         return cls(otherwise=shares.pop(""), by_tier=shares)
 
 
-class _GivenIds(IdGenerator):
-    """Hands out the ids that were set just before: spans are made one at a time, already finished."""
-
-    def __init__(self) -> None:
-        self.trace_id = 1
-        self.span_id = 1
-
-    def generate_span_id(self) -> int:
-        return self.span_id
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-
 class Tracer:
     """Sends finished spans to an OTLP collector; without an endpoint it does nothing."""
 
     def __init__(self, service: str, instance: str, *, endpoint: str = "") -> None:
         self.enabled = bool(endpoint)
-        self._ids = _GivenIds()
-        self._provider: TracerProvider | None = None
+        self._export: SpanExport | None = None
         if endpoint:
-            resource = Resource.create({"service.name": f"pdgate-{service}", "service.instance.id": instance})
-            self._provider = TracerProvider(resource=resource, id_generator=self._ids, sampler=ALWAYS_ON)
-            self._exporter = OTLPSpanExporter(
-                endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=5
-            )
-            self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
-            self._tracer = self._provider.get_tracer("pdgate")
+            # Here and not at the top: who traces nothing has no use for the SDK, which is large.
+            from observability.span_export import SpanExport as Export  # noqa: PLC0415
+
+            self._export = Export(service, instance, endpoint=endpoint)
 
     def emit(
         self,
@@ -167,7 +132,7 @@ class Tracer:
         parent_id: int | None,
         start_unix_ms: float,
         end_unix_ms: float,
-        attributes: Mapping[str, Value | None],
+        attributes: "Mapping[str, Value | None]",
         kind: SpanKind = SpanKind.INTERNAL,
         links: Sequence[TraceContext] = (),
         error: str = "",
@@ -185,37 +150,20 @@ class Tracer:
             links: spans of other parts of the request that it belongs with.
             error: a code, when it failed.
         """
-        if self._provider is None:
-            return
-        self._ids.trace_id, self._ids.span_id = own.trace_id, own.span_id
-        span = self._tracer.start_span(
-            name,
-            context=_below(own.trace_id, parent_id),
-            kind=kind,
-            attributes={key: value for key, value in attributes.items() if value is not None},
-            links=[Link(_span_context(link.trace_id, link.span_id)) for link in links],
-            start_time=int(start_unix_ms * 1_000_000),
-        )
-        if error:
-            span.set_status(Status(StatusCode.ERROR, error))
-        span.end(int(max(start_unix_ms, end_unix_ms) * 1_000_000))
+        if self._export is not None:
+            self._export.emit(
+                name,
+                (own.trace_id, own.span_id),
+                parent_id=parent_id,
+                start_unix_ms=start_unix_ms,
+                end_unix_ms=end_unix_ms,
+                attributes=attributes,
+                kind=kind,
+                links=[(link.trace_id, link.span_id) for link in links],
+                error=error,
+            )
 
     def close(self) -> None:
         """Send what is left, within two seconds. Blocks."""
-        if self._provider is None:
-            return
-        # The SDK's own timeouts do not reach an export that is being tried again; closing the exporter ends it.
-        give_up = threading.Timer(_FLUSH_S, self._exporter.shutdown)
-        give_up.start()
-        self._provider.shutdown()
-        give_up.cancel()
-
-
-def _span_context(trace_id: int, span_id: int) -> SpanContext:
-    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-
-def _below(trace_id: int, parent_id: int | None) -> OtelContext:
-    if parent_id is None:
-        return OtelContext()
-    return set_span_in_context(NonRecordingSpan(_span_context(trace_id, parent_id)), OtelContext())
+        if self._export is not None:
+            self._export.close()

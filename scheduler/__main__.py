@@ -14,6 +14,7 @@ from contracts.additions import live, read_added
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.environment import from_env, metrics_address
 from contracts.resp import redis_client
+from observability import heap
 from observability.loop_lag import watch_loop_lag
 from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
@@ -62,6 +63,7 @@ async def serve(settings: Settings) -> None:
 
     pools = Pools(redis, catalog, models, only=settings.pools, make=make)
     Gauges(pools).register(telemetry.instruments)
+    heap.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -83,6 +85,7 @@ def main() -> None:
     """Run the process; a bad setting or catalogue ends it with one line."""
     settings = from_env(Settings, "SCHEDULER_", os.environ)
     configure_logging("scheduler", level=settings.log_level, json=settings.log_json)
+    heap.begin()
     try:
         uvloop.run(serve(settings))
     except CatalogError as error:

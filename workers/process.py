@@ -26,6 +26,7 @@ from contracts.perf import DEFAULT_LATENCY
 from contracts.prefix import HASH_FORMAT
 from contracts.resp import redis_client
 from contracts.wire import Registration
+from observability import heap
 from observability.loop_lag import watch_loop_lag
 from observability.metrics import Instruments
 from observability.telemetry import Telemetry, configure_logging
@@ -274,6 +275,8 @@ async def serve(
     heartbeat = Heartbeat(redis, registration_of(settings, server, catalog, address=address, revision=revision))
     server.condition.on_change = heartbeat.renew_soon
     _observe_load(telemetry, server, settings)
+    if settings.engine != "sglang":  # which sees to its own
+        heap.settle()
     sweeper = sweeper_of(settings)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.portal.door import Door
 from gateway.portal.factors import Factors
 from gateway.portal.links import Links
-from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import People
@@ -37,6 +36,9 @@ class Portal:
         self.pages = Pages(self.door, self.shelf)
         openid, provider = None, ""
         if settings.openid_issuer:
+            # Here and not at the top: without a provider nobody needs an HTTP client and signatures in memory.
+            from gateway.portal.openid import OpenId  # noqa: PLC0415
+
             provider = settings.openid_name
             openid = OpenId(
                 redis,

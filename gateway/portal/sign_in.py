@@ -1,6 +1,6 @@
 """The pages at which people come in and leave: sign in, sign out, one-time links."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
@@ -10,12 +10,14 @@ from redis.exceptions import RedisError
 from contracts.errors import BadRequest, DependencyDown, NotFound, RateLimited
 from gateway.portal.door import FORM_COOKIE, HOME, SIGN_IN, Door, safe_next
 from gateway.portal.links import INVITE, RESET, Link, Links
-from gateway.portal.openid import OpenId
 from gateway.portal.pages import Pages
 from gateway.portal.passwords import Passwords, Tries
 from gateway.portal.people import Person
 from gateway.portal.second_step import CodeStep
 from gateway.portal.sessions import OPENID
+
+if TYPE_CHECKING:
+    from gateway.portal.openid import OpenId
 
 _WORDS: Final = {
     "invite": ("Join", "Join"),
@@ -41,7 +43,7 @@ class SignIn:
         step: CodeStep,
         *,
         provider: str = "",
-        openid: OpenId | None = None,
+        openid: "OpenId | None" = None,
     ) -> None:
         """`provider`: name of the OpenID provider; empty = none."""
         self.door = door
@@ -116,7 +118,7 @@ class SignIn:
         await self.door.begin(request, response, who.id, how=OPENID)
         return response
 
-    def _provided(self) -> OpenId:
+    def _provided(self) -> "OpenId":
         if self._openid is None:
             raise NotFound("There is no such page.")
         return self._openid
