@@ -11,7 +11,7 @@ their effects are looked up afterwards.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha1
 from typing import Any, cast
 
@@ -19,10 +19,13 @@ import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Argument = str | bytes | int
+Command = tuple[Argument, ...]
+ScriptCall = tuple[Sequence[str], Sequence[Argument]]
+"""Keys and arguments of one call of a script."""
 
 _CONNECT_TIMEOUT_S = 2.0
 _UNWILLING = frozenset(
@@ -47,13 +50,46 @@ class Unwilling(RedisConnectionError):
     """
 
 
-class _Protocol(asyncio.Protocol):
-    """The byte stream: packs what is asked in one loop turn, matches replies to futures."""
+class _Asked:
+    """Commands that left together, and the replies that have come."""
 
-    def __init__(self) -> None:
+    __slots__ = ("asked_s", "future", "num_commands", "replies")
+
+    def __init__(self, future: asyncio.Future[Any], num_commands: int, asked_s: float) -> None:
+        """`num_commands` 0 = one command, whose reply is the future's result; otherwise that is a list."""
+        self.future = future
+        self.num_commands = num_commands
+        self.asked_s = asked_s
+        self.replies: list[Any] = []
+
+    def replied(self, reply: Any) -> bool:
+        """Take the next reply; return whether it was the last."""
+        if self.num_commands:
+            self.replies.append(reply)
+            if len(self.replies) < self.num_commands:
+                return False
+            reply = self.replies
+        if self.future.done():  # its caller was cancelled
+            return True
+        if isinstance(reply, Exception):
+            self.future.set_exception(reply)
+        else:
+            self.future.set_result(reply)
+        return True
+
+
+class _Protocol(asyncio.Protocol):
+    """The byte stream: packs what is asked in one loop turn, matches replies to futures.
+
+    Replies come in order, so one timer, for the oldest of those who wait, is enough for all.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
         self._reader = hiredis.Reader(replyError=_error)
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[_Asked] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.lost = False
@@ -63,30 +99,33 @@ class _Protocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
+        waiting = self._waiting
         while (reply := self._reader.gets()) is not False:
-            future = self._waiting.popleft()
-            if future.done():  # its caller was cancelled
-                continue
-            if isinstance(reply, Exception):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
+            if waiting[0].replied(reply):
+                waiting.popleft()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(RedisConnectionError(f"connection lost: {exc or 'closed by server'}"))
-        self._waiting.clear()
+        self._fail(RedisConnectionError, f"connection lost: {exc or 'closed by server'}")
 
-    def ask(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
+    def ask(self, command: Command) -> asyncio.Future[Any]:
+        """Send a command soon; the future brings its reply. Raises redis.exceptions.ConnectionError."""
+        return self._ask((command,), 0)
+
+    def ask_all(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """Send commands together; the future brings their replies, some of which may be errors."""
+        return self._ask(commands, len(commands))
+
+    def _ask(self, commands: Sequence[Command], num_commands: int) -> asyncio.Future[Any]:
         if self.lost:
             raise RedisConnectionError("connection lost")
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]
+        self._out += [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         future = self._loop.create_future()
-        self._waiting.append(future)
+        self._waiting.append(_Asked(future, num_commands, self._loop.time()))
+        if self._timer is None and self._timeout_s is not None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look)
         return future
 
     def close(self) -> None:
@@ -96,8 +135,28 @@ class _Protocol(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self._transport is not None and not self.lost:
+        if out and self._transport is not None and not self.lost:
             self._transport.write(b"".join(out))
+
+    def _look(self) -> None:
+        """Give the connection up when the oldest call has waited for too long."""
+        self._timer = None
+        if not self._waiting or self._timeout_s is None:
+            return
+        left_s = self._waiting[0].asked_s + self._timeout_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+            return
+        self.lost = True
+        if self._transport is not None:
+            self._transport.abort()  # to close it would wait for a peer that takes nothing
+        self._fail(RedisTimeoutError, f"no reply within {self._timeout_s} s")
+
+    def _fail(self, kind: type[RedisError], text: str) -> None:
+        for asked in self._waiting:
+            if not asked.future.done():
+                asked.future.set_exception(kind(text))
+        self._waiting.clear()
 
 
 class RespConnection:
@@ -112,34 +171,25 @@ class RespConnection:
 
     async def call(self, *command: Argument) -> Any:
         """Return the reply to one command. Raises redis.exceptions.RedisError."""
-        protocol = await self._open()
-        future = protocol.ask(command)
-        if self._timeout_s is None:
-            return await future
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await future
-        except TimeoutError:
-            protocol.close()
-            raise RedisTimeoutError(f"no reply within {self._timeout_s} s") from None
+        protocol = self._protocol
+        if protocol is None or protocol.lost:
+            protocol = await self._open()
+        return await protocol.ask(command)
 
-    async def call_all(self, commands: Iterable[tuple[Argument, ...]]) -> list[Any]:
-        """Return the replies to all commands, sent in one write; a reply may be an exception."""
-        protocol = await self._open()
-        futures = [protocol.ask(command) for command in commands]
-        for future in futures:  # when the first fails, nobody awaits the others
-            future.add_done_callback(_looked_at)
-        replies: list[Any] = []
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                for future in futures:
-                    try:
-                        replies.append(await future)
-                    except ResponseError as error:
-                        replies.append(error)
-        except TimeoutError:
-            protocol.close()
-            raise RedisTimeoutError(f"no reply within {self._timeout_s} s") from None
+    async def call_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies to all commands, sent in one write; a reply may be a ResponseError.
+
+        Raises redis.exceptions.RedisError.
+        """
+        if not commands:
+            return []
+        protocol = self._protocol
+        if protocol is None or protocol.lost:
+            protocol = await self._open()
+        replies: list[Any] = await protocol.ask_all(commands)
+        for reply in replies:
+            if isinstance(reply, Unwilling):
+                raise reply
         return replies
 
     def register_script(self, text: str) -> "Script":
@@ -160,6 +210,9 @@ class RespConnection:
                 self._protocol = await self._connect()
             return self._protocol
 
+    def _made(self) -> _Protocol:
+        return _Protocol(self._timeout_s)
+
     async def _connect(self) -> _Protocol:
         options = self._options
         loop = asyncio.get_running_loop()
@@ -167,11 +220,11 @@ class RespConnection:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 if "path" in options:
-                    _, protocol = await loop.create_unix_connection(_Protocol, options["path"])
+                    _, protocol = await loop.create_unix_connection(self._made, options["path"])
                 else:
                     context = ssl.create_default_context() if "connection_class" in options else None
                     host, port = options.get("host", "localhost"), options.get("port", 6379)
-                    _, protocol = await loop.create_connection(_Protocol, host, port, ssl=context)
+                    _, protocol = await loop.create_connection(self._made, host, port, ssl=context)
                 if options.get("password"):
                     user = [options["username"]] if options.get("username") else []
                     await protocol.ask(("AUTH", *user, options["password"]))
@@ -201,14 +254,23 @@ class Script:
         except NoScriptError:
             return await self._connection.call("EVAL", self._text, len(keys), *keys, *args)
 
+    async def call_all(self, calls: Sequence[ScriptCall], *, beside: Sequence[Command] = ()) -> list[Any]:
+        """Return what the script returns for each call, and then the replies to the commands `beside`: one write.
+
+        Any of them may be a ResponseError. Raises redis.exceptions.RedisError.
+        """
+        commands: list[Command] = [("EVALSHA", self._sha, len(keys), *keys, *args) for keys, args in calls]
+        replies = await self._connection.call_all([*commands, *beside])
+        unknown = [i for i in range(len(calls)) if isinstance(replies[i], NoScriptError)]
+        if unknown:
+            commands = [("EVAL", self._text, len(calls[i][0]), *calls[i][0], *calls[i][1]) for i in unknown]
+            for i, reply in zip(unknown, await self._connection.call_all(commands), strict=True):
+                replies[i] = reply
+        return replies
+
 
 def _error(message: str) -> ResponseError | Unwilling:
     code = message.partition(" ")[0]
     if code == "NOSCRIPT":
         return NoScriptError(message)
     return Unwilling(message) if code in _UNWILLING else ResponseError(message)
-
-
-def _looked_at(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

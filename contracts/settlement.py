@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from contracts import keys, rating
 from contracts.identity import shard_of
 from contracts.rating import CacheScope, Tokens
-from contracts.resp import RespConnection
+from contracts.resp import Argument, RespConnection, Script
 from contracts.units import MAX_EXACT_NANO, Nano
 from contracts.usage import REPEATED, UNPAID, Outcome, UsageEvent
 from contracts.wire import VERSION, Owner, RequestOutcome
@@ -198,40 +198,55 @@ class SettlementScripts:
         `actual`: what to leave charged on each rate meter; a meter that is absent stays as reserved.
         `unreserved`: what to charge where there may be no reservation.
         """
-        if not 0 <= event.cost <= MAX_EXACT_NANO:
-            raise ValueError(f"cannot charge {event.cost} nano-units exactly")
-        request: dict[str, Any] = {
-            "now_ms": int(time.time() * 1000),
-            "cost": event.cost,
-            "actual": dict(actual),
-            "scopes": [
-                keys.budget(event.org, scope, scope_id)
-                for scope, scope_id in (
-                    ("org", event.org),
-                    ("project", event.project),
-                    ("key", event.key_id),
-                    ("credit", event.org),
-                )
-            ],
-        }
-        if unreserved is not None:
-            request["unreserved"] = unreserved
-        answer: Any = await self._settle(
-            keys=[
-                keys.reservation(event.org, event.rid),
-                keys.open_reservations(event.org),
-                keys.usage_stream(shard_of(event.org)),
-                keys.settled_request(event.org, event.rid),
-                keys.reservation_added(event.org, event.rid),
-                keys.reservation_cached(event.org, event.rid),
-            ],
-            args=[
-                msgspec.msgpack.encode(request),
-                msgspec.msgpack.encode(event),
-                KEEP_SETTLED_MS if unreserved is None else KEEP_UNRESERVED_MS,
-            ],
-        )
+        names, args = settle_call(event, actual, unreserved=unreserved)
+        answer: Any = await self._settle(keys=names, args=args)
         return bool(answer == 1)
+
+
+def settle_script(connection: RespConnection) -> Script:
+    """Return settle.lua, for who settles many at once (Script.call_all). It returns 1, or 0 when settled before."""
+    return connection.register_script((files("contracts") / "settle.lua").read_text())
+
+
+def settle_call(
+    event: UsageEvent, actual: Mapping[str, int], *, unreserved: Unreserved | None = None
+) -> tuple[list[str], list[Argument]]:
+    """Return keys and arguments with which settle.lua settles `event.rid`; see SettlementScripts.settle.
+
+    Raises:
+        ValueError: the cost is none that Redis can add exactly.
+    """
+    if not 0 <= event.cost <= MAX_EXACT_NANO:
+        raise ValueError(f"cannot charge {event.cost} nano-units exactly")
+    request: dict[str, Any] = {
+        "now_ms": int(time.time() * 1000),
+        "cost": event.cost,
+        "actual": dict(actual),
+        "scopes": [
+            keys.budget(event.org, scope, scope_id)
+            for scope, scope_id in (
+                ("org", event.org),
+                ("project", event.project),
+                ("key", event.key_id),
+                ("credit", event.org),
+            )
+        ],
+    }
+    if unreserved is not None:
+        request["unreserved"] = unreserved
+    names = [
+        keys.reservation(event.org, event.rid),
+        keys.open_reservations(event.org),
+        keys.usage_stream(shard_of(event.org)),
+        keys.settled_request(event.org, event.rid),
+        keys.reservation_added(event.org, event.rid),
+        keys.reservation_cached(event.org, event.rid),
+    ]
+    return names, [
+        msgspec.msgpack.encode(request),
+        msgspec.msgpack.encode(event),
+        KEEP_SETTLED_MS if unreserved is None else KEEP_UNRESERVED_MS,
+    ]
 
 
 def usage_event_of(

@@ -143,6 +143,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
     decode: WorkerRef
     prefill: WorkerRef | None = None
     reason: str = ""  # of the placement
+    queued_ms: float | None = None  # from the inbox to here; None = of another version, which does not say
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -304,11 +305,7 @@ def unpack_ids(raw: bytes) -> list[int]:
 
 # -- protobuf ------------------------------------------------------------------------------------------------
 
-PHASE_TO_PB = {
-    Phase.PREFILL: pb.PHASE_PREFILL,
-    Phase.DECODE: pb.PHASE_DECODE,
-    Phase.UNIFIED: pb.PHASE_UNIFIED,
-}
+PHASE_TO_PB = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.UNIFIED: pb.PHASE_UNIFIED}
 PHASE_FROM_PB = {v: k for k, v in PHASE_TO_PB.items()}
 ROLE_TO_PB = {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE, Role.UNIFIED: pb.ROLE_UNIFIED}
 ROLE_FROM_PB = {v: k for k, v in ROLE_TO_PB.items()}

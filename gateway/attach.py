@@ -2,9 +2,10 @@
 
 1. Connect, say who we are and which batch was processed last; the worker replays what follows.
 2. For each StepBatch: open slots, push chunks into them, finish them. Repeated sequence numbers are
-   skipped, so nothing is written twice.
-3. Acknowledge within 10 ms when a batch held an end (that makes it billable), otherwise every few
-   batches, before the worker's ring is full.
+   skipped, so nothing is written twice. What opens brings the notice of its placement along, so that a short
+   answer does not wait for the one in Redis.
+3. Acknowledge soon when a batch held an end (should this gateway die before it has settled, that makes it
+   billable), otherwise every few batches, before the worker's ring is full.
 4. A link that is doubted, because nothing comes from it, asks the worker's health service over the same connection.
    Any answer will do; without one the connection is given up. TCP alone notices a link that drops everything only
    when something is sent, and HTTP/2's own pings are answered by a process that is frozen.
@@ -18,6 +19,7 @@ from collections import deque
 from typing import Any, Final
 
 import grpc.aio
+import msgspec
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -26,7 +28,8 @@ from contracts.identity import rid_from_bytes
 from contracts.parsing import detail_from_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
-from contracts.wire import PHASE_FROM_PB, VERSION, WorkerRef
+from contracts.wire import PHASE_FROM_PB, VERSION, Placed, WorkerRef, decode_notice
+from gateway.generation import Generation
 from gateway.outputs import Output
 from gateway.slots import Slot
 from gateway.table import LiveTable
@@ -36,8 +39,10 @@ log = structlog.get_logger()
 ACK_EVERY: Final = 32
 """Batches between acknowledgements: 8,192 chunks of 256 streams, an eighth of the worker's ring."""
 
-ACK_WITHIN_S: Final = 0.01
-"""How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens."""
+ACK_WITHIN_S: Final = 0.05
+"""How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens.
+
+Settlement, which comes first and takes a few ms, does not need it; a worker that changes its role waits for it."""
 
 LINK_CHECK_S: Final = 1.0
 """How long a doubted worker may take to answer anything."""
@@ -310,6 +315,8 @@ class WorkerLink:
         generation = self._table.find_bytes(attempt.rid)
         slot = None
         if generation is not None:
+            if opened.placed:
+                self._placed(generation, opened.placed)
             slot = generation.opened(attempt.attempt, attempt.sample, phase, self.worker_id)
         if slot is None:
             # Settled or replaced. A prefill ends by itself at once; what streams would go on for nobody.
@@ -318,6 +325,16 @@ class WorkerLink:
                 self.abort(attempt, "unknown_attempt")
             return
         self._slots[opened.handle] = slot
+
+    def _placed(self, generation: Generation, raw: bytes) -> None:
+        """Take the notice of a placement that came with the first tokens."""
+        try:
+            notice = decode_notice(raw)
+        except msgspec.DecodeError as error:
+            log.error("bad_notice", worker_id=self.worker_id, error=str(error))  # noqa: TRY400 - the entry's fault, not ours
+            return
+        if isinstance(notice, Placed) and notice.rid == generation.terms.rid:
+            generation.notice_placed(notice)
 
     def _begin_epoch(self, epoch: int) -> None:
         if self._epoch:

@@ -28,12 +28,7 @@ from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, Phase
 from contracts.usage import Outcome, UsageEvent
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import (
-    Abort,
-    AttemptLost,
-    Placed,
-    Refused,
-)
+from contracts.wire import Abort, AttemptLost, Placed, Refused
 from gateway.accounting import BUDGET_USED_UP, blamed, timings_of, usage_event
 from gateway.delivered import Delivered, the_rest
 from gateway.effects import Effects
@@ -148,8 +143,11 @@ class Generation:
         """Take notice that an attempt runs."""
         if notice.attempt != self.attempt and not self._advance(notice.attempt):
             return
+        if self.placed is not None and self.placed.attempt == notice.attempt:
+            return  # it comes with the first tokens, and by Redis
         if self.placed is None:
-            self._queue_ms = (time.monotonic() - self._written_s) * 1000
+            here_ms = (time.monotonic() - self._written_s) * 1000
+            self._queue_ms = here_ms if notice.queued_ms is None else min(here_ms, notice.queued_ms)
         self.placed = notice
         self.output.placed()
         if self.ending is not None:

@@ -1,10 +1,10 @@
 """Settling what ended: an owned loop, so that no HTTP handler waits for it and no disconnect loses it.
 
 1. A generation offers its numbers; nothing blocks.
-2. The loop runs the settle script for each (exactly once per request id, whoever settles), then
-   reports the outcome, acknowledges and deletes the inbox entry, and drops the in-flight record. Each
-   step may be repeated. A settlement that Redis refuses for its content is logged and left to billing's
-   sweep, so that it holds up no other.
+2. The loop runs the settle script for all that wait, in one write (exactly once per request id, whoever settles).
+   Once settled, a request's outcome is reported, its inbox entry acknowledged and deleted and its in-flight
+   record dropped: with the next settlements' write, or `FINISH_WITHIN_S` later. Each step may be repeated. A
+   settlement that Redis refuses for its content is logged and left to billing's sweep, so that it holds up no other.
 3. While Redis is away, what waits is also written to the journal; when Redis is back, everything in
    memory and in the journal is settled and the journal is emptied. A gateway that starts adopts the
    journals of dead ones.
@@ -17,17 +17,20 @@ from collections.abc import Sequence
 from typing import Final
 
 import structlog
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from contracts import keys
-from contracts.resp import Argument, RespConnection
-from contracts.settlement import SettlementScripts, actual_usage, outcome_of
+from contracts.resp import Command, RespConnection, ScriptCall
+from contracts.settlement import actual_usage, outcome_of, settle_call, settle_script
 from contracts.wire import FIELD, encode
 from gateway.journal import Journal
 from gateway.records import Records
 from gateway.terms import Closed
 
 log = structlog.get_logger()
+
+FINISH_WITHIN_S: Final = 0.02
+"""How long the records of a settled request wait for company: whoever finds them finds that it is settled."""
 
 _BATCH: Final = 64
 _RETRY_S: Final = 0.2
@@ -38,12 +41,12 @@ class Settlement:
     """Settles closed requests. `recover`, then `run` until cancelled, then `drain` before and `close` after."""
 
     def __init__(self, connection: RespConnection, journal: Journal, records: Records, *, max_waiting: int) -> None:
-        self._connection = connection
-        self._scripts = SettlementScripts(connection)
+        self._script = settle_script(connection)
         self._journal = journal
         self._records = records
         self._waiting: asyncio.Queue[Closed] = asyncio.Queue(max_waiting)
         self._in_hand: Sequence[Closed] = ()
+        self._settled: Sequence[Closed] = ()  # whose records are still there
         self._idle = asyncio.Event()
         self._idle.set()
         self._only_in_journal = False
@@ -101,15 +104,24 @@ class Settlement:
     async def run(self) -> None:
         """Settle what is offered, however long Redis is away."""
         while True:
-            batch = [await self._waiting.get()]
-            while len(batch) < _BATCH and not self._waiting.empty():
-                batch.append(self._waiting.get_nowait())
+            batch = await self._next_batch()
             await self._settle_surely(batch)
             self._count(batch)
-            if self._waiting.empty():
+            if self._waiting.empty() and not self._settled:
                 await self._empty_journal()
                 if self._waiting.empty():
                     self._idle.set()
+
+    async def _next_batch(self) -> list[Closed]:
+        """Return what waits; nothing when nothing comes in time to take the settled ones' records along."""
+        try:
+            async with asyncio.timeout(FINISH_WITHIN_S if self._settled else None):
+                batch = [await self._waiting.get()]
+        except TimeoutError:
+            return []
+        while len(batch) < _BATCH and not self._waiting.empty():
+            batch.append(self._waiting.get_nowait())
+        return batch
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until everything is settled, at most `timeout_s`; the rest goes to the journal."""
@@ -143,15 +155,14 @@ class Settlement:
         self._progress = asyncio.Event()
 
     async def _settle_surely(self, batch: Sequence[Closed]) -> None:
-        left = self._in_hand = batch
-        while left:
+        self._in_hand = batch
+        while True:
             try:
-                await self._settle_all(left)
-                await self._finish(left)
-                left = ()
+                await self._settle_all(batch)
+                break
             except (RedisError, OSError) as error:
-                await self._wait_for_redis(left, error)
-            self._in_hand = left
+                await self._wait_for_redis(batch, error)
+        self._in_hand = ()
         if not self._redis_up:
             log.info("settlements_resumed", num_waiting=self._waiting.qsize())
             self._redis_up = True
@@ -170,34 +181,34 @@ class Settlement:
         await asyncio.sleep(_RETRY_S)
 
     async def _settle_all(self, batch: Sequence[Closed]) -> None:
-        """Settle each request; the calls share a write. Raises RedisError when one did not go through."""
-        async with asyncio.TaskGroup() as tasks:
-            settling = [tasks.create_task(self._settle(closed)) for closed in batch]
-        for task in settling:
-            error = task.result()
-            if error is not None:
-                raise error
+        """Settle each request, and clear the records of those before. Raises RedisError when Redis took not all."""
+        settling: list[tuple[Closed, ScriptCall]] = []
+        for closed in batch:
+            try:
+                call = settle_call(closed.event, actual_usage(closed.event), unreserved=closed.unreserved)
+            except ValueError as error:
+                _refused(closed, error)
+            else:
+                settling.append((closed, call))
+        clearing = self._clearing()
+        replies = await self._script.call_all([call for _, call in settling], beside=clearing)
+        self._settled = batch
+        for command, reply in zip(clearing, replies[len(settling) :], strict=True):
+            if isinstance(reply, Exception):  # would be refused again
+                log.error("record_not_cleared", command=command[0], key=command[1], error=str(reply))
+        for (closed, _), reply in zip(settling, replies, strict=False):
+            if isinstance(reply, Exception):
+                _refused(closed, reply)
+            elif reply == 1:
+                self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
+            else:  # by a scheduler that took us for dead, or by us before an answer was lost
+                log.info("settled_before", rid=closed.event.rid)
 
-    async def _settle(self, closed: Closed) -> Exception | None:
-        event = closed.event
-        try:
-            first = await self._scripts.settle(event, actual_usage(event), unreserved=closed.unreserved)
-        except (ResponseError, ValueError) as error:
-            log.error("settlement_refused", rid=event.rid, org=event.org, error=str(error))  # noqa: TRY400 - data, not code
-            return None
-        except (RedisError, OSError) as error:
-            return error
-        if first:
-            self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
-        else:  # by a scheduler that took us for dead, or by us before an answer was lost
-            log.info("settled_before", rid=event.rid)
-        return None
-
-    async def _finish(self, batch: Sequence[Closed]) -> None:
-        """Tell the schedulers and clear the pools' records. Raises RedisError."""
-        commands: list[tuple[Argument, ...]] = []
-        for pool in {closed.event.pool for closed in batch}:
-            mine = [closed for closed in batch if closed.event.pool == pool]
+    def _clearing(self) -> list[Command]:
+        """Return the commands that tell the schedulers of settled requests and clear the pools' records."""
+        commands: list[Command] = []
+        for pool in {closed.event.pool for closed in self._settled}:
+            mine = [closed for closed in self._settled if closed.event.pool == pool]
             kept = ("MAXLEN", "~", _OUTCOMES_KEPT)
             commands += [("XADD", keys.outcomes(pool), *kept, "*", FIELD, encode(outcome_of(c.event))) for c in mine]
             entry_ids = [closed.entry_id for closed in mine if closed.entry_id]
@@ -205,18 +216,21 @@ class Settlement:
                 commands.append(("XACK", keys.inbox(pool), keys.CONSUMER_GROUP_SCHEDULER, *entry_ids))
                 commands.append(("XDEL", keys.inbox(pool), *entry_ids))
             commands.append(("DEL", *(keys.inflight(pool, closed.event.rid) for closed in mine)))
-        for command, reply in zip(commands, await self._connection.call_all(commands), strict=True):
-            if isinstance(reply, Exception):  # would be refused again
-                log.error("record_not_cleared", command=command[0], key=command[1], error=str(reply))
+        return commands
 
     async def _empty_journal(self) -> None:
         if self._only_in_journal:
             self._only_in_journal = False
             for closed in self._journal.read():
                 await self._settle_surely([closed])
+            await self._settle_surely(())
         if self._journal.num_records and self._waiting.empty():
             self._journal.clear()
 
     def _keep(self, closed: Closed) -> None:
         if not self._journal.append(closed):
             log.error("settlement_not_journaled", rid=closed.event.rid)
+
+
+def _refused(closed: Closed, error: Exception) -> None:
+    log.error("settlement_refused", rid=closed.event.rid, org=closed.event.org, error=str(error))

@@ -8,7 +8,7 @@ import msgspec
 from contracts.identity import rid_bytes
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, RequestState, Role, move_request
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import FINISH_FROM_PB, Counts, Stages, Submit, WorkerRef, counts_from_pb, stages_from_pb
+from contracts.wire import FINISH_FROM_PB, Counts, Placed, Stages, Submit, WorkerRef, counts_from_pb, stages_from_pb
 from scheduler.policy.cluster import RequestView
 from scheduler.policy.fairness import Ticket
 from scheduler.policy.placement import Reason
@@ -95,6 +95,7 @@ class Request:
         "prefill_ref",
         "prompt_tokens",
         "pushed_ms",
+        "queued_ms",
         "queued_s",
         "reason",
         "rid_bytes",
@@ -126,6 +127,7 @@ class Request:
         self.blocked_ms: dict[Role, float] = {}  # waiting in the queue, by the role that had no room
         self.state = RequestState.QUEUED
         self.queued_s = now_s
+        self.queued_ms = 0.0  # from its inbox entry to its first placement
         self.not_before_s = 0.0
         self.attempt = 0  # the highest attempt written to the in-flight record
         self.placing = False  # chosen workers are being written to the in-flight record
@@ -156,6 +158,27 @@ class Request:
     def rid(self) -> str:
         """The request's id."""
         return self.submit.rid
+
+    @property
+    def written_unix_ms(self) -> int:
+        """When its inbox entry was written, by Redis' clock."""
+        return int(self.entry_id.partition(b"-")[0])
+
+    @property
+    def notice(self) -> Placed:
+        """What its gateway is told of the current attempt, which is placed."""
+        assert self.path is not None
+        assert self.decode_ref is not None
+        return Placed(
+            rid=self.rid,
+            attempt=self.attempt,
+            path=self.path,
+            hand_off=self.hand_off_now,
+            decode=self.decode_ref,
+            prefill=self.prefill_ref,
+            reason=self.reason or "",
+            queued_ms=None if self.claimed else self.queued_ms,
+        )
 
     @property
     def ticket(self) -> Ticket:

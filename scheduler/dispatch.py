@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from contracts.identity import new_room
 from contracts.lifecycle import HandOff, Path, Phase, RequestState, Role
-from contracts.wire import Placed, Submit
+from contracts.wire import Submit, encode
 from observability.metrics import Instruments
 from scheduler.book import Book, Part, PartState, Request
 from scheduler.helm import Helm
@@ -48,6 +48,8 @@ log = structlog.get_logger()
 
 _RETRY_PAUSE_S = 0.2
 _BATCH = 64
+_NOTICE_WITHIN_S = 0.02
+"""How long the head of an answer may wait for the notice that releases it, if no token does."""
 
 
 class Dispatcher:
@@ -289,6 +291,8 @@ class Dispatcher:
         if not self._lease.held:
             raise LeadershipLost("the lease ran out")
         request.move(RequestState.PREFILLING)
+        if request.attempt == 1:
+            request.queued_ms = max(0.0, self._now_unix_ms() - request.written_unix_ms)
         if not self._send(request):
             return
         if request.prefill_ref is None:
@@ -299,7 +303,7 @@ class Dispatcher:
         """Submit what is not held; when a stream is down, try elsewhere and return False."""
         if any(part.state is PartState.LOST for part in request.parts.values()):
             return self._stream_down(request)
-        for part, command in submits(request, self._lease.epoch):
+        for part, command in submits(request, self._lease.epoch, placed=encode(request.notice)):
             part.sent_s = self._now_s()
             if not self._registry.send(part.worker, command):
                 part.state = PartState.LOST
@@ -318,7 +322,7 @@ class Dispatcher:
             return
         for part in held:
             part.state, part.sent_s = PartState.SENT, self._now_s()
-        for part, command in submits(request, self._lease.epoch):
+        for part, command in submits(request, self._lease.epoch, placed=encode(request.notice)):
             if part in held and not self._registry.send(part.worker, command):
                 part.state = PartState.LOST
                 part.worker.release(request.key(part.sample))
@@ -330,25 +334,16 @@ class Dispatcher:
         assert request.path is not None
         assert request.reason is not None
         assert decode is not None
+        # A first attempt's notice is with its first tokens, too: by Redis it may wait for company.
         self._outbox.notify(
-            request.submit.gateway_id,
-            Placed(
-                rid=request.rid,
-                attempt=request.attempt,
-                path=request.path,
-                hand_off=request.hand_off_now,
-                decode=decode,
-                prefill=prefill,
-                reason=request.reason,
-            ),
+            request.submit.gateway_id, request.notice, within_s=_NOTICE_WITHIN_S if request.attempt == 1 else 0.0
         )
         self._helm.decisions.placed(request)
         self._yields.placed(request)
         self._placements[request.path.value, request.reason.value] += 1
         self._spans.placed(request, now_unix_ms=self._now_unix_ms(), cold=self._helm.cold)
         if request.attempt == 1:
-            written_ms = int(request.entry_id.partition(b"-")[0])
-            self._instruments.queue_wait(max(0, self._now_unix_ms() - written_ms), pool=self._pool)
+            self._instruments.queue_wait(request.queued_ms, pool=self._pool)
         log.debug(
             "placed",
             rid=request.rid,
@@ -358,6 +353,10 @@ class Dispatcher:
             decode=decode.worker_id,
             prefill=prefill.worker_id if prefill is not None else None,
         )
+
+    def tell_adopted(self, request: Request) -> None:
+        """Tell a gateway where its request runs: the leader that placed it may have died before it could."""
+        self._outbox.notify(request.submit.gateway_id, request.notice, within_s=_NOTICE_WITHIN_S)
 
     def _undo(self, request: Request) -> None:
         """Take back a choice that no worker has heard of."""

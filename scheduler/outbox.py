@@ -31,14 +31,16 @@ class Outbox:
         self._pool = pool
         self._queue: deque[_Command] = deque()
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # for what may wait a little; always of the same length
         self._inbox = keys.inbox(pool)
         self._outcomes = keys.outcomes(pool)
         self.num_dropped = 0
 
-    def notify(self, gateway_id: str, notice: Notice) -> None:
-        """Tell a gateway."""
+    def notify(self, gateway_id: str, notice: Notice, *, within_s: float = 0.0) -> None:
+        """Tell a gateway, in order, within `within_s`: with whatever else is written then."""
         self._add(
             ("XADD", keys.notices(gateway_id), "MAXLEN", "~", _NOTICES_KEPT, "*", FIELD, encode(notice)),
+            within_s=within_s,
         )
 
     def write(self, command: _Command) -> None:
@@ -94,9 +96,16 @@ class Outbox:
                     if isinstance(reply, ResponseError):
                         log.warning("outbox_refused", pool=self._pool, command=command[0], error=str(reply))
 
-    def _add(self, command: _Command) -> None:
+    def _add(self, command: _Command, *, within_s: float = 0.0) -> None:
         if len(self._queue) >= _MAX_QUEUED:
             self.num_dropped += 1
             return
         self._queue.append(command)
+        if not within_s:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(within_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
         self._wake.set()

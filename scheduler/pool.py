@@ -6,20 +6,16 @@ dies with it; the next leader, here or elsewhere, finds it in Redis and on the w
 
 import asyncio
 import time
-from typing import Any
 
-import msgspec
 import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contracts import keys
 from contracts.credentials import credentials_of
 from contracts.lifecycle import RequestState
 from contracts.resp import RespConnection
 from contracts.settlement import SettlementScripts
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import FIELD, RequestOutcome
 from observability.metrics import Instruments
 from observability.tracing import Tracer
 from scheduler.actuator import Actuator
@@ -36,6 +32,7 @@ from scheduler.links import Links
 from scheduler.memory import PoolMemory
 from scheduler.orders import Orders
 from scheduler.outbox import Outbox
+from scheduler.outcomes import Outcomes
 from scheduler.policy.cluster import Limits
 from scheduler.profile import PoolProfile
 from scheduler.record import WriteAhead
@@ -59,9 +56,6 @@ _REDIS_RETRY_S = 0.2
 _REDIS_TIMEOUT_S = 2.0
 _UNHEARD_AFTER_S = 5.0
 """How long an ended request waits for its outcome before its inbox entry is looked up."""
-
-
-_decode_outcome = msgspec.msgpack.Decoder(RequestOutcome).decode
 
 
 class PoolScheduler:
@@ -210,8 +204,6 @@ class Term:
         self._began_s = time.monotonic()
         self._orders = Orders(redis, pool, registry=registry, actuator=actuator)
         self._timing = timing
-        self._outcomes_key = keys.outcomes(pool)
-        self._outcomes_from = b"0-0"
         self._deposed = asyncio.Event()
         self.book = Book()
         self._connection = RespConnection(redis_url, timeout_s=_REDIS_TIMEOUT_S)
@@ -281,6 +273,9 @@ class Term:
             latency=lambda: memory.router.latency,
             stale_leader=self._deposed.set,
         )
+        self.outcomes = Outcomes(
+            self._connection, pool, book=self.book, verdicts=self.verdicts, period_s=timing.outcome_poll_s
+        )
         self.intake = Intake(pool, self.dispatcher, self.verdicts, self.retries, self.outbox)
         self.takeover = Takeover(
             redis,
@@ -317,7 +312,7 @@ class Term:
             tasks.create_task(self.outbox.run())
             tasks.create_task(self.dispatcher.run())
             tasks.create_task(self._read_inbox())
-            tasks.create_task(self._read_outcomes())
+            tasks.create_task(self.outcomes.run())
             tasks.create_task(self._actuator.run())
             tasks.create_task(self._orders.run())
             tasks.create_task(self._tick())
@@ -344,8 +339,7 @@ class Term:
     async def _take_over(self) -> None:
         while True:
             try:
-                last: Any = await self._redis.xrevrange(self._outcomes_key, count=1)
-                self._outcomes_from = last[0][0] if last else b"0-0"
+                await self.outcomes.begin()
                 await self.inbox.ensure_group()
                 await self.takeover.take_claimed(await self.inbox.claim_all())
                 break
@@ -376,24 +370,6 @@ class Term:
                 log.warning("inbox_failed", pool=self._pool, error=str(error))
                 broken_off = True
                 await asyncio.sleep(_REDIS_RETRY_S)
-
-    async def _read_outcomes(self) -> None:
-        """Forget what gateways settled. Nothing waits for it, so it reads in batches."""
-        while True:
-            await asyncio.sleep(self._timing.outcome_poll_s)
-            try:
-                answer: Any = await self._redis.xread({self._outcomes_key: self._outcomes_from}, count=1000)
-            except RedisError as error:
-                log.warning("outcomes_failed", pool=self._pool, error=str(error))
-                continue
-            for _, rows in answer or ():
-                for entry_id, fields in rows:
-                    self._outcomes_from = entry_id
-                    try:
-                        outcome = _decode_outcome(fields[FIELD.encode()])
-                        self.verdicts.forget(outcome.rid, outcome)
-                    except (KeyError, msgspec.MsgspecError):
-                        log.warning("bad_outcome", pool=self._pool, entry_id=entry_id.decode())
 
     async def _tick(self) -> None:
         while True:

@@ -12,8 +12,10 @@ from scheduler.book import Part, PartState, Request
 from scheduler.worker import Worker
 
 
-def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.ControlCommand]]:
+def submits(request: Request, leader_epoch: int, *, placed: bytes) -> Iterator[tuple[Part, pb.ControlCommand]]:
     """Yield one Submit per part of the current attempt that is not held, the decode side first.
+
+    `placed` is the notice of the placement, which the gateway gets with the first tokens if not before.
 
     The decode side goes first so that its room waits for the KV cache, never the other way round.
     """
@@ -40,6 +42,7 @@ def submits(request: Request, leader_epoch: int) -> Iterator[tuple[Part, pb.Cont
             parsing=parsing,
             payer=payer if part.phase is not Phase.PREFILL else "",
             prompt_only=submit.warm_replica > 0,
+            placed=placed if part.phase is not Phase.PREFILL else b"",
         )
         if request.delivered:
             message.delivered = request.delivered[part.sample]

@@ -193,6 +193,8 @@ class Takeover:
         how = self._judge(request, decode, prefill)
         write = log.debug if how == "adopted" else log.info
         write("inherited", pool=self._pool, rid=request.rid, attempt=request.attempt, how=how)
+        if how == "adopted":
+            self._dispatcher.tell_adopted(request)
         for side in (prefill, decode):
             if side is not None and side.worker is not None:
                 for final in side.finals:

@@ -171,7 +171,7 @@ class Assignments:
         assignment = Assignment(job, outbox, next(self._handles), self)
         self._running[key] = assignment
         if self._buried(job.attempt):
-            outbox.open(assignment.handle, key)
+            outbox.open(assignment.handle, key, job.placed)
             assignment.end(End(reason=FinishReason.ABORTED, counts=Counts(), stages=Stages()))
             return self.finals.find(key)
         try:
@@ -179,7 +179,7 @@ class Assignments:
         except BaseException:  # a refusal, or a fault: either way the engine does not have it
             self._running.pop(key, None)
             raise
-        outbox.open(assignment.handle, key)
+        outbox.open(assignment.handle, key, job.placed)
         return None
 
     def check_phase(self, job: Job) -> None:

@@ -82,6 +82,14 @@ class Condition:
         return self._now_s() - self._progress_at_s
 
     @property
+    def has_room(self) -> bool:
+        """Whether at the last look the engine was less than half full: nobody waits for what one request leaves."""
+        facts, load = self.facts, self.load
+        if facts is None or load.num_waiting:
+            return False
+        return 2 * load.num_running <= facts.max_running and 2 * load.kv_used_tokens <= facts.kv_capacity_tokens
+
+    @property
     def progressing(self) -> bool:
         """False when work is there and nothing has moved for the grace period, or the engine says that it cannot."""
         moves = self._now_s() - self._progress_at_s <= self._grace_s

@@ -41,6 +41,8 @@ MAX_QUEUED_REPORTS = 20_000
 COALESCE_S = 0.001
 END_WITHIN_S = 0.005
 """How long an end may wait for company: it frees the worker's slot in the scheduler's account, no more."""
+END_WITHIN_WITH_ROOM_S = 0.02
+"""The same for an end while the worker has plenty of room, for which nobody waits."""
 CONFIRM_WITHIN_S = 0.1
 """How long news may wait that changes nothing by itself."""
 
@@ -364,4 +366,5 @@ def job_of(submit: pb.Submit) -> Job:
         payer=submit.payer,
         prompt_only=submit.prompt_only,
         link=submit.link,
+        placed=submit.placed,
     )

@@ -98,6 +98,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     payer: str = ""  # who pays, for the worker's journal (contracts.usage.AttemptRecord)
     link: str = ""  # contracts.links.Link between the two workers of a direct hand-off
     prompt_only: bool = False  # only the prompt is wanted: no token is told or counted (workers.assignments)
+    placed: bytes = b""  # contracts.wire.Placed, for the gateway
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -78,9 +78,10 @@ class Outbox:
 
     # -- engines write ---------------------------------------------------------------------------
 
-    def open(self, handle: int, key: Key) -> None:
-        """Announce a handle with the next batch; alone it is no reason to send one."""
-        self._opened.append(pb.Opened(handle=handle, id=attempt_to_pb(key.attempt), phase=PHASE_TO_PB[key.phase]))
+    def open(self, handle: int, key: Key, placed: bytes = b"") -> None:
+        """Announce a handle, and its placement, with the next batch; alone it is no reason to send one."""
+        name = attempt_to_pb(key.attempt)
+        self._opened.append(pb.Opened(handle=handle, id=name, phase=PHASE_TO_PB[key.phase], placed=placed))
 
     def chunk(self, handle: int, text: str, token_ids: Sequence[int], detail: Detail | None = None) -> None:
         """Append one chunk. The hot path: once per token."""

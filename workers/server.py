@@ -17,7 +17,7 @@ from workers.accelerators import Accelerators
 from workers.assignments import Assignment, Assignments, Identity
 from workers.attach import Attach
 from workers.condition import MIN_GRACE_S, Condition
-from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, Control
+from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, END_WITHIN_WITH_ROOM_S, Control
 from workers.engine import End, Engine, Job
 from workers.expert_table import ExpertTable
 from workers.health import Health
@@ -206,8 +206,10 @@ class WorkerServer:
             self._control.tell_leaders(pb.ControlReport(prefill_done=done), within_s=END_WITHIN_S)
 
     def _ended(self, final: pb.Final) -> None:
-        went_well = FINISH_FROM_PB[final.reason].complete  # what did not is tried again elsewhere: at once
-        self._control.tell_leaders(pb.ControlReport(final=final), within_s=END_WITHIN_S if went_well else 0.0)
+        within_s = 0.0  # what did not end well is tried again elsewhere
+        if FINISH_FROM_PB[final.reason].complete:
+            within_s = END_WITHIN_WITH_ROOM_S if self.condition.has_room else END_WITHIN_S
+        self._control.tell_leaders(pb.ControlReport(final=final), within_s=within_s)
         if self._instruments is None:
             return
         phase = PHASE_FROM_PB[final.phase]

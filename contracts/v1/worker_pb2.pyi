@@ -222,7 +222,7 @@ class Hello(_message.Message):
     def __init__(self, scheduler_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., v: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off", "parsing", "delivered_chars", "link", "prompt_only", "payer")
+    __slots__ = ("id", "leader_epoch", "worker_epoch", "phase", "gateway_id", "deadline_unix_ms", "prompt", "sampling", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "adapter", "delivered", "traceparent", "hand_off", "parsing", "delivered_chars", "link", "prompt_only", "payer", "placed")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class Submit(_message.Message):
     LINK_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
     PAYER_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     leader_epoch: int
     worker_epoch: int
@@ -265,7 +266,8 @@ class Submit(_message.Message):
     link: str
     prompt_only: bool
     payer: str
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., delivered_chars: _Optional[int] = ..., link: _Optional[str] = ..., prompt_only: _Optional[bool] = ..., payer: _Optional[str] = ...) -> None: ...
+    placed: bytes
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., gateway_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., delivered: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., hand_off: _Optional[str] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., delivered_chars: _Optional[int] = ..., link: _Optional[str] = ..., prompt_only: _Optional[bool] = ..., payer: _Optional[str] = ..., placed: _Optional[bytes] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("id", "all_samples", "reason")
@@ -664,14 +666,16 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., token: _Optional[bytes] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("handle", "id", "phase")
+    __slots__ = ("handle", "id", "phase", "placed")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     id: AttemptId
     phase: Phase
-    def __init__(self, handle: _Optional[int] = ..., id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+    placed: bytes
+    def __init__(self, handle: _Optional[int] = ..., id: _Optional[_Union[AttemptId, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., placed: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("handle", "reason", "counts", "stages", "error", "matched_stop")

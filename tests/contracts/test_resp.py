@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contracts.resp import RespConnection, Script
 
@@ -55,7 +56,7 @@ async def test_a_connection_that_was_cut_fails_its_calls_and_opens_again(connect
 async def _outcome(call) -> object:
     try:
         return await call
-    except RedisConnectionError as error:
+    except RedisError as error:
         return error
 
 
@@ -64,6 +65,43 @@ async def test_a_script_is_loaded_when_redis_forgot_it(connection: RespConnectio
     assert await script(["k"], ["a"]) == [b"k", b"a"]
     await redis.script_flush()
     assert await script(["k"], ["b"]) == [b"k", b"b"]
+
+
+async def test_scripts_and_commands_beside_them_leave_together(connection: RespConnection, redis):
+    script = Script(connection, "return tonumber(ARGV[1]) + redis.call('INCRBY', KEYS[1], 0)")
+    await redis.set("n", 5)
+    calls = [(["n"], [1]), (["text"], [1]), (["n"], [2])]
+    await redis.set("text", "no number")
+    for _ in range(2):  # the script is unknown at first
+        first, refused, last, beside = await script.call_all(calls, beside=[("ECHO", "beside")])
+        assert (first, last, beside) == (6, 7, b"beside")
+        assert isinstance(refused, ResponseError)
+    assert await script.call_all([], beside=[("ECHO", "alone")]) == [b"alone"]
+
+
+async def test_a_server_that_stops_answering_fails_all_who_wait_and_is_called_anew(tmp_path: Path):
+    num_connections = 0
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await reader.read(1000)
+        writer.write(b"+first\r\n")
+        while await reader.read(1000):
+            pass
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer_once, tmp_path / "s")
+    connection = RespConnection(f"unix://{tmp_path}/s", timeout_s=0.2)
+    assert await connection.call("PING") == b"first"
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(_outcome(connection.call("PING"))) for _ in range(2)]
+        waiting.append(tasks.create_task(_outcome(connection.call_all([("PING",), ("PING",)]))))
+    assert all(isinstance(task.result(), RedisTimeoutError) for task in waiting)
+    assert await connection.call("PING") == b"first"
+    assert num_connections == 2
+    connection.close()
+    server.close()
 
 
 async def test_no_redis_is_a_redis_error(tmp_path: Path):

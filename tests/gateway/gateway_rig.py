@@ -202,10 +202,17 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
             self._news.notify_all()
         return batch.seq
 
-    async def open(self, rid: str, phase: Phase, *, attempt: int = 1, sample: int = 0) -> "Handle":
-        """Announce one engine request."""
+    async def open(
+        self, rid: str, phase: Phase, *, attempt: int = 1, sample: int = 0, placed: Placed | None = None
+    ) -> "Handle":
+        """Announce one engine request, with the notice of its placement if there is one."""
         handle = next(self._handles)
-        opened = pb.Opened(handle=handle, id=attempt_to_pb(AttemptName(rid, attempt, sample)), phase=PHASE_TO_PB[phase])
+        opened = pb.Opened(
+            handle=handle,
+            id=attempt_to_pb(AttemptName(rid, attempt, sample)),
+            phase=PHASE_TO_PB[phase],
+            placed=encode(placed) if placed is not None else b"",
+        )
         await self.send(opened=[opened])
         return Handle(self, handle)
 
@@ -231,6 +238,21 @@ class Handle:
         counts = Counts(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
         finished = pb.Finished(handle=self.handle, reason=FINISH_TO_PB[reason], counts=counts_to_pb(counts))
         return await self._worker.send(finished=[finished])
+
+
+def placed_on(
+    submit: Submit, *, decode: PeerWorker, prefill: PeerWorker | None = None, attempt: int = 1, **fields: Any
+) -> Placed:
+    """Return the notice of a placement."""
+    return Placed(
+        rid=submit.rid,
+        attempt=attempt,
+        path=RequestPath.PD if prefill else RequestPath.UNIFIED,
+        hand_off=HandOff.DIRECT if prefill else None,
+        decode=decode.ref,
+        prefill=prefill.ref if prefill else None,
+        **fields,
+    )
 
 
 class PeerScheduler:
@@ -262,17 +284,7 @@ class PeerScheduler:
     async def placed(
         self, submit: Submit, *, decode: PeerWorker, prefill: PeerWorker | None = None, attempt: int = 1
     ) -> None:
-        await self._notify(
-            submit,
-            Placed(
-                rid=submit.rid,
-                attempt=attempt,
-                path=RequestPath.PD if prefill else RequestPath.UNIFIED,
-                hand_off=HandOff.DIRECT if prefill else None,
-                decode=decode.ref,
-                prefill=prefill.ref if prefill else None,
-            ),
-        )
+        await self._notify(submit, placed_on(submit, decode=decode, prefill=prefill, attempt=attempt))
 
     async def refused(self, submit: Submit, code: str, message: str, retry_after_s: float | None = None) -> None:
         await self._notify(submit, Refused(rid=submit.rid, code=code, message=message, retry_after_s=retry_after_s))
@@ -328,6 +340,8 @@ class Rig:
         async def settled() -> UsageEvent | None:
             raw = await self.redis.get(keys.settled_request(org, rid))
             left = await self.redis.exists(keys.reservation(org, rid), keys.inflight(POOL, rid))
+            entries = [decode_inbox(fields[FIELD.encode()]) for _, fields in await self.redis.xrange(keys.inbox(POOL))]
+            left = left or any(isinstance(entry, Submit) and entry.rid == rid for entry in entries)
             return msgspec.msgpack.decode(raw, type=UsageEvent) if raw and not left else None
 
         event: UsageEvent = await eventually(settled)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway_rig import HELLO, Rig, events_of, eventually
+from gateway_rig import HELLO, Rig, events_of, eventually, placed_on
 
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase
 from contracts.rating import Tokens, cost
@@ -44,6 +44,23 @@ async def test_a_stream_is_openai_chunks_ending_in_done(rig: Rig):
     assert "role" not in chunks[1]["choices"][0]["delta"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
     assert all("usage" not in chunk and "pdgate" not in chunk for chunk in chunks)
+
+
+async def test_a_short_answer_needs_no_notice_but_the_one_that_its_tokens_bring(rig: Rig):
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(stream(rig))
+        submit = await rig.scheduler.submit()
+        notice = placed_on(submit, decode=rig.decode, prefill=rig.prefill, queued_ms=0.25)
+        prefill = await rig.prefill.open(submit.rid, Phase.PREFILL)
+        await prefill.finish(FinishReason.STOP, prompt=len(submit.prompt) // 4)
+        decode = await rig.decode.open(submit.rid, Phase.DECODE, placed=notice)
+        await decode.tokens("a")
+        await decode.finish(FinishReason.LENGTH, completion=1)
+    status, events, headers = asked.result()
+    assert (status, events[-1], headers["x-pdgate-path"]) == (200, "[DONE]", "pd")
+    event = await rig.usage(submit.rid)
+    assert (event.path, event.prefill_worker, event.decode_worker) == (Path.PD, "prefill-0", "decode-0")
+    assert event.timings.queue_ms == 0.25
 
 
 async def test_usage_comes_last_when_asked_and_equals_what_is_settled(rig: Rig):

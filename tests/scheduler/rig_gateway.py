@@ -63,6 +63,7 @@ class GatewayRequest:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[tuple[int, int], str] = {}
         self.finished: dict[tuple[int, int, Phase], pb.Finished] = {}
+        self.notices_by_workers: list[Notice] = []
 
     @property
     def rid(self) -> str:
@@ -220,7 +221,10 @@ class RigGateway:
 
     def _take(self, batch: pb.StepBatch, handles: dict[int, tuple[Attempt, Phase]]) -> None:
         for opened in batch.opened:
-            handles[opened.handle] = attempt_from_pb(opened.id), PHASE_FROM_PB[opened.phase]
+            attempt = attempt_from_pb(opened.id)
+            handles[opened.handle] = attempt, PHASE_FROM_PB[opened.phase]
+            if opened.placed and attempt.rid in self.requests:
+                self.requests[attempt.rid].notices_by_workers.append(decode_notice(opened.placed))
         ids, at = unpack_ids(batch.token_ids), 0
         for handle, text, length in zip(batch.handle, batch.text, batch.num_tokens, strict=True):
             attempt, _ = handles[handle]

@@ -26,6 +26,8 @@ async def test_a_request_runs_on_a_pair_and_is_forgotten_once_settled(rig: Rig):
     assert placed.prefill.worker_id == prefill.worker_id
     assert placed.decode.worker_id == decode.worker_id
     assert placed.reason == "least_loaded_pair"
+    assert placed.queued_ms is not None
+    assert request.notices_by_workers == request.placed
     await gateway.finish(request)
     await eventually(lambda: len(pool.term.book) == 0)
     await eventually(lambda: not prefill.server.assignments.finals.all() and not decode.server.assignments.finals.all())

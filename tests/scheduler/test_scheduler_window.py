@@ -83,3 +83,21 @@ async def test_answers_under_way_tell_how_long_answers_get_until_they_are_broken
     await eventually(lambda: len(pool.term.book) == 0)
     assert len(router.growing) == 0
     assert router.lengths.forecast(kind).mean == learned
+
+
+async def test_an_outcome_that_overtakes_the_workers_last_words_waits_for_them(rig: Rig, monkeypatch):
+    monkeypatch.setattr("workers.server.END_WITHIN_WITH_ROOM_S", 0.09)
+    prefill, decode = await rig.pair()
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler())
+    requests = []
+    for _ in range(5):
+        request = await gateway.submit(max_tokens=2)
+        requests.append(request)
+        await eventually(lambda request=request: request.reason() is not None)
+        await gateway.finish(request, completion_tokens=2)
+    await eventually(lambda: len(pool.term.book) == 0)
+    await eventually(lambda: not decode.server.assignments.finals.all())
+    # Nothing was left to be stopped on any worker when they were forgotten.
+    assert not prefill.server.assignments._tombstones
+    assert not decode.server.assignments._tombstones

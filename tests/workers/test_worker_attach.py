@@ -22,6 +22,16 @@ async def test_one_step_of_many_requests_travels_as_one_batch():
     assert [b.seq for b in bench.gateway.batches] == list(range(1, len(bench.gateway.batches) + 1))
 
 
+async def test_what_opens_brings_the_notice_of_its_placement_along():
+    async with unified_bench() as bench:
+        placed = await bench.submit(PROMPT, max_tokens=2, placed=b"notice")
+        plain = await bench.submit(PROMPT, max_tokens=2)
+        for attempt in (placed, plain):
+            await bench.gateway.answer(attempt)
+        opened = [one for batch in bench.gateway.batches for one in batch.opened]
+    assert {attempt_from_pb(one.id): one.placed for one in opened} == {placed: b"notice", plain: b""}
+
+
 async def test_a_gateway_that_attaches_again_misses_and_repeats_nothing():
     async with unified_bench(auto_ack=False) as bench:
         attempt = await bench.submit(PROMPT, max_tokens=150)
