@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_json: bool = True
     consumers: Positive = 2  # in this process; one waits for Postgres while the other computes
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 500  # requests per transaction
-    linger_s: Annotated[float, msgspec.Meta(ge=0)] = 0.2  # between small batches, so that they grow
+    linger_s: Annotated[float, msgspec.Meta(ge=0)] = 0.5  # between small batches, so that they grow
     claim_idle_ms: Positive = 10_000  # entries that a consumer holds for longer are taken over
     keep_days: Positive | None = None  # metering rows of closed months stay so long; None = for ever
     admin_listen: str = "127.0.0.1:0"  # of the Admin service; its address is published in Redis

@@ -2,7 +2,7 @@
 
 1. Engines append chunks and ends to the *pending* columns; nothing is sent yet.
 2. The sender seals the columns into a StepBatch with the next sequence number, at once when it was
-   idle, otherwise `coalesce_s` after the previous one, and keeps it in the ring.
+   idle, otherwise `coalesce_s` after the previous one (somewhat later without a token), and keeps it in the ring.
 3. An acknowledgement trims the ring and says which ends the gateway now has.
 4. A gateway that attaches again names the last batch it processed; the ring is sent from there.
 5. When ring and pending hold more than `max_chunks`, everything is dropped: the next batch says
@@ -21,6 +21,9 @@ from contracts.lifecycle import Phase
 from contracts.parsing import Detail, detail_to_pb
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import PHASE_TO_PB, VERSION, Attempt, attempt_to_pb, pack_ids
+
+_ENDS_FACTOR = 2.5
+"""How much longer ends without any chunk wait after the previous batch, as those of a prefill worker do."""
 
 
 class Key(NamedTuple):
@@ -150,7 +153,8 @@ class Outbox:
                 self._next_to_send += 1
                 return sealed.batch
             if self._dirty:
-                wait_s = self._sealed_s + self._limits.coalesce_s - self._now_s()
+                apart_s = self._limits.coalesce_s * (1.0 if self._handles else _ENDS_FACTOR)
+                wait_s = self._sealed_s + apart_s - self._now_s()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                 if self._dirty:
