@@ -169,7 +169,6 @@ def _event(rid: str, records: Sequence[AttemptRecord], delivered: frozenset[tupl
         finish_reason=answers[0].reason,
         attempts=last,
         estimated=last > 1,
-        batch=owner.tier == "batch",
         prefill_worker="" if source in answers else source.worker_id,
         decode_worker=answers[0].worker_id,
         settled_by="billing",

@@ -257,6 +257,7 @@ def usage_event_of(
     `told` are the other fields of UsageEvent, as far as whoever settles knows them.
     """
     tokens = tokens or Tokens()
+    told = {"batch": owner.batch} | told
     scope = CacheScope.SHARED if owner.share_group else CacheScope.OWN
     if owner.repeated and outcome.billable:
         told["cause"] = REPEATED
@@ -272,7 +273,7 @@ def usage_event_of(
         outcome=outcome,
         tokens=tokens,
         price=owner.price,
-        cost=rating.cost(tokens, owner.price, batch=bool(told.get("batch")), scope=scope) if billable else Nano(0),
+        cost=rating.cost(tokens, owner.price, batch=told["batch"], scope=scope) if billable else Nano(0),
         cache_scope=scope,
         simulated=owner.simulated,
         dimensions=owner.dimensions,

@@ -62,10 +62,9 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: Dimensions = NO_DIMENSIONS
     share_group: str = ""  # whose prefixes the request finds, and adds to; empty = its organisation's own
     repeated: bool = False  # makes an answer again that was paid, and costs nothing
-    traceparent: str = ""
-    """W3C context of the request's own span; empty = not traced."""
-    trace_parent_id: str = ""
-    """Span id of the caller's span, 16 hex digits; empty = this one begins the trace."""
+    batch: bool = False  # a line of a batch, at its prices
+    traceparent: str = ""  # W3C context of the request's own span; empty = not traced
+    trace_parent_id: str = ""  # span id of the caller's span, 16 hex digits; empty = this one begins the trace
 
 
 # -- inbox: gateway -> scheduler -----------------------------------------------------------------------

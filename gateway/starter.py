@@ -314,6 +314,7 @@ class Starter:
             dimensions=self._dimensions(key, work.dimensions),
             share_group=key.share_group,
             repeated=arrival.repeated,
+            batch=arrival.batch,
         )
 
     def _traced(self, owner: Owner, arrival: Arrival) -> Owner:

@@ -23,9 +23,9 @@ def written(folder, worker, *things):
     Journal(folder, worker).write(b"".join(_line(one) for one in things))
 
 
-def records(event, *, payer=True, **changes):
+def records(event, *, payer=True, owner=OWNER, **changes):
     prefill, decode = attempt_records(event, **changes)
-    return prefill, msgspec.structs.replace(decode, payer=encode_owner(OWNER) if payer else "")
+    return prefill, msgspec.structs.replace(decode, payer=encode_owner(owner) if payer else "")
 
 
 def mark(event, attempt=1, sample=0):
@@ -59,6 +59,16 @@ async def test_lost_usage_is_billed_once_at_the_price_that_was_told(rig, tmp_pat
     )
     assert [one.tokens for one in tokens] == [100, 30, 50]
     assert await rig.scalar("SELECT count(*) FROM billing.request") == 3
+
+
+async def test_a_line_of_a_batch_is_restored_at_the_price_of_batches(rig, tmp_path):
+    event = usage_event(tokens=Tokens(prefill_computed=1_000_000, prefill_cached=0, decode=1_000_000))
+    price = msgspec.structs.replace(TINY, batch_ppm=500_000)
+    line = msgspec.structs.replace(OWNER, batch=True, tier="batch", price=price)
+    written(tmp_path, "w", *records(event, owner=line), mark(event))
+    assert (await run(rig, tmp_path)).cost_nano == event.cost // 2
+    await rig.consume(rig.consumer(), 1)
+    assert await rig.scalar("SELECT batch FROM billing.request")
 
 
 async def test_what_did_not_reach_its_gateway_or_is_still_reserved_is_left_alone(rig, tmp_path):
