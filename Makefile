@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
+LLAMA := .llama
 AUDIT := .audit
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ARGS ?=
@@ -51,6 +52,12 @@ $(CLIENTS)/.made: requirements/clients.txt tests/conformance/node/package-lock.j
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm --prefix $(CLIENTS) ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+$(LLAMA)/.made: requirements/llama-cpp.txt
+	@echo "Installing llama.cpp into $(LLAMA) …"
+	@$(PYTHON) -m venv --clear $(LLAMA)
+	@$(LLAMA)/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/llama-cpp.txt
+	@touch $@
+
 $(VENV)/.browser: requirements/browser.txt $(VENV)/.dev
 	@$(PIP) --no-deps -r requirements/browser.txt
 	@touch $@
@@ -65,7 +72,7 @@ screenshots: $(VENV)/.browser ## Write docs/screenshots with Chromium
 		tests/observability/test_slowed_prefill.py -k "look or operator"
 
 .PHONY: e2e
-e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")
+e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made $(LLAMA)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 .PHONY: check

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,9 +12,10 @@ import pytest
 
 from contracts.lifecycle import Role
 from pdgate.libibverbs import library_environment
+from tests.e2e.foreign_server import NAME, ForeignServer, stack_before
 from tests.e2e.ledger_view import meters_of, request_row
-from tests.engines import BOOT_S, catalogue_entry, tiny_model
-from tests.processes import Stack, engine_python, free_port, until
+from tests.engines import tiny_model
+from tests.processes import Stack, engine_python, until
 from workers.engines.sglang_options import CPU_TOKENS, SglangOptions, environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.e2e, pytest.mark.timeout(840)]
@@ -25,54 +24,28 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Once upon a ti
 ARGUMENTS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--mem-fraction-static", "0.9",
     "--max-total-tokens", str(CPU_TOKENS), "--enable-cache-report", "--skip-server-warmup", "--sleep-on-idle",
-    "--served-model-name", "there",
+    "--served-model-name", NAME,
 )  # fmt: skip
-
-
-class ForeignServer:
-    """`python -m sglang.launch_server`, as somebody else would have started it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._folder = folder
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        options = SglangOptions(
-            role=Role.UNIFIED,
-            model_path=str(tiny_model()),
-            bootstrap_host="127.0.0.1",
-            bootstrap_port=0,
-            peer_timeout_s=60.0,
-        )
-        inherited = {**os.environ, **library_environment(Path(engine_python()).parents[2] / "lib")}
-        variables = {**inherited, **environment(options, accelerator=False, inherited=inherited)}
-        argv = [engine_python(), "-m", "sglang.launch_server", "--model-path", str(tiny_model()),
-                "--host", "127.0.0.1", "--port", str(self.port), *ARGUMENTS]  # fmt: skip
-        with (self._folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(argv, env=variables, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + BOOT_S
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail((self._folder / "server.log").read_text()[-3000:])
-            time.sleep(0.2)
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
-            self.process.wait(20)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ForeignServer]:
-    foreign = ForeignServer(tmp_path)
+    """`python -m sglang.launch_server`, as somebody else would have started it."""
+    options = SglangOptions(
+        role=Role.UNIFIED,
+        model_path=str(tiny_model()),
+        bootstrap_host="127.0.0.1",
+        bootstrap_port=0,
+        peer_timeout_s=60.0,
+    )
+    inherited = {**os.environ, **library_environment(Path(engine_python()).parents[2] / "lib")}
+    variables = {**inherited, **environment(options, accelerator=False, inherited=inherited)}
+
+    def command(port: int) -> list[str]:
+        argv = [engine_python(), "-m", "sglang.launch_server", "--model-path", str(tiny_model())]
+        return [*argv, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS]
+
+    foreign = ForeignServer(tmp_path, command, variables)
     try:
         foreign.start()
         yield foreign
@@ -82,28 +55,8 @@ def server(tmp_path: Path) -> Iterator[ForeignServer]:
 
 @pytest.fixture
 async def stack(server: ForeignServer, stack_folder: Path, redis_url: str, database_url: str) -> AsyncIterator[Stack]:
-    catalog_file = stack_folder / "models.toml"
-    catalog_file.write_text(catalogue_entry("tiny").replace('tool_parser = "hermes"\n', ""))
-    stack = Stack(
-        folder=stack_folder,
-        redis_url=redis_url,
-        database_url=database_url,
-        catalog_file=catalog_file,
-        models_dir=tiny_model().parent,
-    )
-    await stack.seed()
-    stack.add_gateway(cpu_profile=True)
-    stack.add_scheduler(cpu_profile=True)
-    stack.add_billing()
-    stack.add_worker(
-        "http-0", role="unified", engine="http", environ={"WORKER_HTTP_URL": server.url, "WORKER_HTTP_MODEL": "there"}
-    )
-    stack.start()
-    try:
-        await stack.ready(timeout_s=90)
+    async with stack_before(server, stack_folder, redis_url, database_url) as stack:
         yield stack
-    finally:
-        stack.stop()
 
 
 async def test_a_server_that_runs_already_serves_tenants_with_its_own_counts_and_its_death_is_seen(
