@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import (
+    Link,
     OpenAPIFormat,
     OpenAPIMediaType,
     OpenAPIResponse,
@@ -16,6 +17,8 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
+
+from gateway.admin.links import LINKS
 
 
 def json_operation(
@@ -36,6 +39,7 @@ def json_operation(
                 str(status): OpenAPIResponse(description=words, content=content),
                 "default": _error(),
             }
+            _link(self)
 
     return JsonOperation
 
@@ -72,6 +76,7 @@ class ReadOperation(Operation):
         """Replace what Litestar says of errors."""
         own = {status: answer for status, answer in (self.responses or {}).items() if status != "400"}
         self.responses = {**own, "default": _error()}
+        _link(self)
 
 
 def describe_errors(handlers: Sequence[HTTPRouteHandler]) -> Sequence[HTTPRouteHandler]:
@@ -80,6 +85,23 @@ def describe_errors(handlers: Sequence[HTTPRouteHandler]) -> Sequence[HTTPRouteH
         if handler.operation_class is Operation:
             handler.operation_class = ReadOperation
     return handlers
+
+
+def _link(operation: Operation) -> None:
+    """Say what may follow on a success."""
+    leads = LINKS.get(operation.operation_id or "")
+    if not leads:
+        return
+    for status, answer in (operation.responses or {}).items():
+        if status.startswith("2") and isinstance(answer, OpenAPIResponse):
+            answer.links = {
+                target: Link(
+                    operation_id=target,
+                    parameters=dict(lead.parameters),
+                    request_body=dict(lead.body) or None,
+                )
+                for target, lead in leads.items()
+            }
 
 
 def _error() -> OpenAPIResponse:
