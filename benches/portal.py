@@ -1,7 +1,8 @@
 """`python -m benches.portal`: how long the server takes for each page of the portal, and what it weighs.
 
 A gateway with a week of requests of one organisation (`--requests`), in this process; an operator asks for every page
-of the menu. `ms` is from the request to the last byte over loopback, the page alone; `kB` is all it loads, compressed.
+of the menu. `ms` is from the request to the last byte over loopback, the page alone; `cpu` what this process (the
+gateway, and the client that asks) spent on it; `sql` the statements of one; `kB` is all it loads, compressed.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from contracts.catalog import read_catalog
 from gateway.portal.navigation import MENU
@@ -49,24 +52,36 @@ async def measure(folder: Path, database_url: str, redis_url: str, *, requests: 
         await play_week(rig.gateway.engine, rig.redis, org=rig.org.id, owners=owners, num_requests=requests)
         browser = await portal.signed_in(Role.OPERATOR)
         paths = [place.path for _, places in MENU for place in places]
-        found = {path: await _page(browser, f"{path}?org={rig.org.id}", repeats) for path in paths}
+        said: list[str] = []
+        engine = rig.gateway.engine.sync_engine
+        sa.event.listen(engine, "before_cursor_execute", lambda *call: said.append(call[2]))
+        found = {path: await _page(browser, f"{path}?org={rig.org.id}", repeats, said) for path in paths}
         await portal.close()
     return found
 
 
-async def _page(browser: Browser, path: str, repeats: int) -> dict[str, float]:
-    took_ms, page = [], await browser.get(path)
+async def _page(browser: Browser, path: str, repeats: int, said: list[str]) -> dict[str, float]:
+    took_ms, cpu_ms, statements, page = [], [], [], await browser.get(path)
     for _ in range(repeats):
-        began = time.perf_counter()
+        said.clear()
+        began, began_cpu = time.perf_counter(), time.process_time()
         page = await browser.get(path)
         took_ms.append((time.perf_counter() - began) * 1000)
+        cpu_ms.append((time.process_time() - began_cpu) * 1000)
+        statements.append(len(said))
         assert page.status_code == 200, path
     weight = len(page.content)
     for asset in set(_ASSET.findall(page.text)):
         answer = await browser.get(asset, headers={"accept-encoding": "gzip"})
         weight += answer.num_bytes_downloaded
     cuts = statistics.quantiles(took_ms, n=20)
-    return {"ms_p50": round(cuts[9], 1), "ms_p95": round(cuts[18], 1), "kb": round(weight / 1000, 1)}
+    return {
+        "ms_p50": round(cuts[9], 1),
+        "ms_p95": round(cuts[18], 1),
+        "cpu_ms": round(statistics.median(cpu_ms), 1),
+        "sql": statistics.median_low(statements),
+        "kb": round(weight / 1000, 1),
+    }
 
 
 def main() -> int:
@@ -87,7 +102,8 @@ def main() -> int:
             postgres.stop()
             valkey.stop()
     for path, figures in found.items():
-        print(f"{path:28} p50 {figures['ms_p50']:7.1f} ms   p95 {figures['ms_p95']:7.1f} ms   {figures['kb']:6.1f} kB")
+        took = f"p50 {figures['ms_p50']:7.1f} ms   p95 {figures['ms_p95']:7.1f} ms   cpu {figures['cpu_ms']:6.1f} ms"
+        print(f"{path:28} {took}   sql {figures['sql']:2}   {figures['kb']:6.1f} kB")
     return 0
 
 

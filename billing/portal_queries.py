@@ -23,6 +23,34 @@ EXPLORED: Final[Mapping[str, str]] = {
 """What usage can be grouped by, and the column of each."""
 
 
+_WORKED: Final = sa.text(
+    """
+    WITH ended AS (
+        SELECT a.worker, r.organisation, r.model, a.attempt < r.attempts AS retried,
+            CASE a.phase WHEN 'decode' THEN 0 WHEN 'prefill' THEN a.compute_ms
+                ELSE greatest(a.worker_ms - a.compute_ms, 0) END AS prefill_ms,
+            CASE a.phase WHEN 'prefill' THEN 0 ELSE a.compute_ms END AS decode_ms,
+            a.ended_at
+        FROM billing.attempt_cost a JOIN billing.request r ON r.request_id = a.request_id AND r.at = a.at
+        WHERE a.at >= :start AND a.at < :end AND r.at >= :start AND r.at < :end
+    ), busy AS (
+        SELECT worker, sum(prefill_ms + decode_ms) AS all_ms, (
+            SELECT sum(extract(epoch FROM upper(part) - lower(part)))
+            FROM unnest(range_agg(tstzrange(ended_at - (prefill_ms + decode_ms) * interval '1 ms', ended_at))) AS part
+        ) AS busy_s
+        FROM ended GROUP BY worker
+    )
+    SELECT ended.organisation, ended.model, part.phase,
+        sum(part.ms / busy.all_ms * busy.busy_s)::float8 AS busy_s,
+        coalesce(sum(part.ms / busy.all_ms * busy.busy_s) FILTER (WHERE ended.retried), 0)::float8 AS retried_s
+    FROM ended JOIN busy ON busy.worker = ended.worker AND busy.all_ms > 0
+        CROSS JOIN LATERAL (VALUES ('prefill', ended.prefill_ms), ('decode', ended.decode_ms)) AS part (phase, ms)
+    WHERE part.ms > 0
+    GROUP BY ended.organisation, ended.model, part.phase
+    """
+)
+
+
 class Explored(msgspec.Struct, frozen=True, kw_only=True):
     """Usage of one group in one bucket. Cost in nano-units; `label` None: not placed, or not grouped."""
 
@@ -59,6 +87,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return self.met / (self.met + self.missed) if self.met + self.missed else None
 
 
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """What an organisation used in a time, and how its requests went. Cost in nano-units."""
+
+    computed: int
+    cached: int
+    decode: int
+    cost: int
+    requests: int
+    failed: int
+    met: int
+    missed: int
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """From `start_s` to before `end_s`, Unix seconds, in buckets of `width_s`."""
 
@@ -78,7 +119,10 @@ class Earned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worked(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers spent on one phase for one organisation and model, seconds. `retried`: of attempts but the last."""
+    """What workers spent on one phase for one organisation and model, seconds of a whole worker.
+
+    `retried_s`: the part of it that went into attempts but the last.
+    """
 
     organisation: str
     model: str
@@ -130,6 +174,37 @@ async def explore(
     ]
 
 
+async def period(conn: AsyncConnection, tenant: str, span: Span) -> Period:
+    """Return an organisation's sums over a whole span, in one statement: what a page compares with."""
+    start, end = moment(span.start_s * 1000), moment(span.end_s * 1000)
+    fine = span.width_s < 3600
+    table: Any = t.usage_record if fine else t.usage_hourly
+    u, r = table.c, t.request.c
+    at = u.at if fine else u.hour
+
+    def tokens(meter: str) -> sa.ColumnElement[Any]:
+        return sa.func.coalesce(sa.func.sum(u.tokens).filter(u.meter == meter), 0).label(meter)
+
+    used = (
+        sa.select(
+            tokens("prefill_computed"),
+            tokens("prefill_cached"),
+            tokens("decode"),
+            sa.func.coalesce(sa.func.sum(u.cost), 0).label("cost"),
+        )
+        .where(u.organisation == tenant, u.billable, at >= start, at < end)
+        .subquery()
+    )
+    went = sa.select(*_counts(r)).where(r.organisation == tenant, r.at >= start, r.at < end).subquery()
+    both = sa.select(used, went).select_from(used.join(went, sa.true()))
+    row = (await conn.execute(both)).mappings().one()
+    return Period(
+        computed=int(row["prefill_computed"]),
+        cached=int(row["prefill_cached"]),
+        **{name: int(row[name]) for name in ("decode", "cost", "requests", "failed", "met", "missed")},
+    )
+
+
 async def health(conn: AsyncConnection, tenant: str, span: Span) -> Sequence[Health]:
     """Return how an organisation's requests went, by bucket."""
     return await _health(conn, span, t.request.c.organisation == tenant)
@@ -141,13 +216,24 @@ async def health_across_tenants(conn: AsyncConnection, span: Span, *, model: str
     return await _health(conn, span, served, *([] if model is None else [t.request.c.model == model]))
 
 
+def _counts(r: Any) -> Sequence[sa.ColumnElement[Any]]:
+    """Return the columns that count requests (of `billing.request`) by how they went."""
+
+    def count(condition: sa.ColumnElement[bool], name: str) -> sa.ColumnElement[Any]:
+        return sa.func.count().filter(condition).label(name)
+
+    return (
+        sa.func.count().label("requests"),
+        count(r.outcome.not_in(("finished", "client_left")), "failed"),
+        count(r.slo_met.is_(True), "met"),
+        count(r.slo_met.is_(False), "missed"),
+    )
+
+
 async def _health(conn: AsyncConnection, span: Span, *where: sa.ColumnElement[bool]) -> Sequence[Health]:
     r = t.request.c
     bucket = bucket_of(r.at, span.width_s)
     tpot = r.decode_ms / sa.func.nullif(r.decode_tokens - 1, 0)
-
-    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
-        return sa.func.count().filter(condition)
 
     def percentile(share: float, column: Any) -> sa.ColumnElement[Any]:
         return sa.func.percentile_cont(share).within_group(column)
@@ -155,10 +241,7 @@ async def _health(conn: AsyncConnection, span: Span, *where: sa.ColumnElement[bo
     query = (
         sa.select(
             bucket.label("start_s"),
-            sa.func.count().label("requests"),
-            count(r.outcome.not_in(("finished", "client_left"))).label("failed"),
-            count(r.slo_met.is_(True)).label("met"),
-            count(r.slo_met.is_(False)).label("missed"),
+            *_counts(r),
             percentile(0.5, r.ttft_ms).label("ttft_p50_ms"),
             percentile(0.95, r.ttft_ms).label("ttft_p95_ms"),
             percentile(0.5, tpot).label("tpot_p50_ms"),
@@ -195,23 +278,13 @@ async def earned_across_tenants(conn: AsyncConnection, span: Span) -> Sequence[E
 
 
 async def worked_across_tenants(conn: AsyncConnection, span: Span) -> Sequence[Worked]:
-    """Return the workers' seconds by organisation, model and phase; unified workers count by the phase they did."""
-    a, r = t.attempt_cost.c, t.request.c
-    summed = sa.func.sum(a.compute_ms)
-    query = (
-        sa.select(
-            r.organisation,
-            r.model,
-            a.phase,
-            (sa.func.coalesce(summed, 0.0) / 1000.0).label("busy_s"),
-            (sa.func.coalesce(summed.filter(a.attempt < r.attempts), 0.0) / 1000.0).label("retried_s"),
-        )
-        .select_from(t.attempt_cost.join(t.request, sa.and_(a.request_id == r.request_id, a.at == r.at)))
-        .where(a.at >= moment(span.start_s * 1000), a.at < moment(span.end_s * 1000))
-        .where(r.at >= moment(span.start_s * 1000), r.at < moment(span.end_s * 1000))
-        .group_by(r.organisation, r.model, a.phase)
-    )
+    """Return the workers' seconds by organisation, model and phase.
+
+    A worker is busy while it computes for anybody, however many at once: that time is divided among its requests by how
+    long each of them took. A unified worker's counts as prefill until the first token and as decode after it.
+    """
+    bounds = {"start": moment(span.start_s * 1000), "end": moment(span.end_s * 1000)}
     return [
         Worked(**{name: row[name] for name in Worked.__struct_fields__})
-        for row in (await conn.execute(query)).mappings()
+        for row in (await conn.execute(_WORKED, bounds)).mappings()
     ]

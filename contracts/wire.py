@@ -172,10 +172,10 @@ Notice = Placed | Refused | AttemptLost
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A key changed its state, something is held or held no more, budgets or names of models are others."""
+    """A key changed its state, something is held or held no more; budgets, names or what is stored are others."""
 
     v: int = VERSION
-    kind: str  # key | org | project | model | budget (id = organisation) | name, catalogue (id = the name)
+    kind: str  # key | org | project | model | budget, texts (id = organisation) | name, catalogue (id = the name)
     id: str
     state: str  # of a key: `STATE:VERSION`; of the others: suspended, read_only, or empty = free
     drain: bool = False  # running streams may end by themselves

@@ -10,7 +10,7 @@ from contracts.slo import SloTarget, Timings, met
 from contracts.usage import EMPTY_ANSWER, Outcome, UsageEvent
 from contracts.wire import Placed
 from gateway.slots import Slot
-from gateway.terms import Ending, Terms
+from gateway.terms import Closed, Ending, Terms
 
 Slots = Mapping[int, Slot]
 
@@ -87,6 +87,20 @@ def usage_event(
         slo_met=slo_met,
         estimated=estimated,
     )
+
+
+def never_ran(terms: Terms) -> Closed:
+    """Return the end of a request that was given up between its reservation and the inbox."""
+    event = usage_event_of(
+        terms.owner,
+        rid=terms.rid,
+        pool=terms.pool,
+        outcome=Outcome.REFUSED,
+        cause="not_admitted",
+        stream=terms.stream,
+        batch=terms.batch,
+    )
+    return Closed(event=event, entry_id="", ended_unix_ms=terms.arrived_unix_ms)
 
 
 def count(

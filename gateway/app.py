@@ -87,6 +87,8 @@ from gateway.settlement import Settlement
 from gateway.starter import Starter
 from gateway.table import LiveTable
 from gateway.tenants import NoSuchTenant, Tenants
+from gateway.text_book import TextBook
+from gateway.texts import Texts
 from gateway.traces import Traces
 from gateway.usage_reports import UsageReports
 from gateway.warming import Warming
@@ -121,6 +123,7 @@ class Gateway:
             pool_size=4,
             max_overflow=4,
             pool_timeout=2.0,
+            hide_parameters=True,  # errors are logged, and may hold a prompt
             connect_args={"timeout": 2.0, "command_timeout": 5.0},
         )
         self.table = LiveTable()
@@ -156,6 +159,7 @@ class Gateway:
         )
         self.lengths = Lengths()
         self.purse = Purse(SettlementScripts(self._settling))
+        self.texts = Texts(TextBook(self.engine), telemetry.instruments, max_text_bytes=settings.text_max_bytes)
         self.starter = Starter(
             settings,
             gateway_id=gateway_id,
@@ -175,6 +179,7 @@ class Gateway:
             table=self.table,
             effects=Outward(self.fleet, self.inbox, self.settlement, purse=self.purse, lengths=self.lengths),
             traces=traces,
+            texts=self.texts,
         )
         self.chat = Chat(self.starter, catalog=catalog, models=self.models, workshop=self.workshop)
         self.warming = Warming(
@@ -234,6 +239,7 @@ class Gateway:
             names=self.models.names,
             name_book=NameBook(self.engine),
             additions=self.additions,
+            texts=self.texts,
         )
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
         self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
@@ -269,6 +275,7 @@ class Gateway:
             "live-answers": self.live_answers.run,
             "responses": self.response_book.run,
             "batches": self.batch_runner.run,
+            "texts": self.texts.run,
             "files": self.files.run,
             "ticks": self._tick,
             "loop-lag": lambda: watch_loop_lag(self._instruments),
@@ -298,6 +305,7 @@ class Gateway:
         for generation in self.table:
             generation.close_now()
         await self.settlement.drain(DRAIN_S)
+        await self.texts.drain(DRAIN_S / 2)
 
     async def _tick(self) -> None:
         settings = self.settings
@@ -410,6 +418,9 @@ def _views(gateway: Gateway, edge: Edge) -> list[HTTPRouteHandler]:
         writer=admin.money,
         controls=FleetControls(admin.fleet, admin.orders, admin.organisations),
         account=Account(desk, portal.factors, portal.passwords, portal.tries),
+        texts=admin.texts,
+        models=admin.models,
+        members=admin.members,
     )
 
 

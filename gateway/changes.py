@@ -36,6 +36,7 @@ from gateway.names import NameBook, Names
 from gateway.table import LiveTable
 from gateway.tables import change, hold
 from gateway.tenants import CHANGES_KEPT, Tenants, publish_key_state
+from gateway.texts import Texts
 
 log = structlog.get_logger()
 
@@ -131,9 +132,11 @@ class Watcher:
         names: Names,
         name_book: NameBook,
         additions: Additions,
+        texts: Texts,
     ) -> None:
         """`connection` is this reader's own, since the read blocks it."""
         self._additions = additions
+        self._texts = texts
         self._names = names
         self._name_book = name_book
         self._renamed = asyncio.Event()
@@ -208,6 +211,9 @@ class Watcher:
             self._additions.look_again()
         elif what.kind == "budget":
             self._auth.forget_organisation(what.id)
+        elif what.kind == "texts":
+            self._auth.forget_organisation(what.id)
+            self._texts.look_again()
         elif what.state:
             new = Hold(kind=what.kind, id=what.id, mode=what.state, drain=what.drain)
             self._holds.set(new)

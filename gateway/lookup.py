@@ -56,8 +56,8 @@ class Lookup:
             NotFound: unknown to this tenant.
             DependencyDown: neither Redis nor Postgres could be asked.
         """
-        rid = ANSWER_PREFIX.sub("", name, count=1) if ANSWER_PREFIX.match(name) else name
-        if not _RID.fullmatch(rid):
+        rid = rid_of(name)
+        if rid is None:
             raise _unknown(name)
         created_s = at_ms(rid) // 1000
         generation = self._table.find(rid)
@@ -204,6 +204,12 @@ class Lookup:
             reference=row.reference or "",
             timings=None if row.timings is None else _timings(row.timings),
         )
+
+
+def rid_of(name: str) -> str | None:
+    """Return the request's id in its own name or its answer's; None = it is neither."""
+    rid = ANSWER_PREFIX.sub("", name, count=1) if ANSWER_PREFIX.match(name) else name
+    return rid if _RID.fullmatch(rid) else None
 
 
 def _unknown(name: str) -> NotFound:

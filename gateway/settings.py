@@ -62,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outage_requests: int = 64  # of all keys together
     settlements_in_memory: PositiveCount = 20_000
     response_ttl_s: PositiveSeconds = 3600.0  # how long a stored response may be retrieved and continued
+    text_max_bytes: PositiveCount = 128 * 1024  # of a prompt, and of an answer, where an organisation has them stored
     max_file_bytes: PositiveCount = 100 * 1024 * 1024
     max_files_bytes: PositiveCount = 2 * 1024 * 1024 * 1024  # of all files of one organisation
     batch_lines_at_once: PositiveCount = 32  # of one batch

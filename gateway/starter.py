@@ -26,10 +26,10 @@ from contracts.dimensions import MAX_NAME, NO_DIMENSIONS, Dimensions
 from contracts.errors import NoCapacity, ServingError
 from contracts.identity import at_ms, new_rid
 from contracts.parsing import Parsing
-from contracts.settlement import usage_event_of
 from contracts.slo import SloTarget
 from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
+from gateway.accounting import never_ran
 from gateway.admission import Admission, Asked, ReservationUnknown, most_tokens, redis_down
 from gateway.auth import credential
 from gateway.bodies import check_encoding, read_body
@@ -45,7 +45,8 @@ from gateway.settings import Settings
 from gateway.table import LiveTable
 from gateway.targets import HEADER, MAX_WAIT, read_max_wait, read_targets, targets_of
 from gateway.tenants import ApiKey
-from gateway.terms import Admitted, Closed, Terms
+from gateway.terms import Admitted, Terms
+from gateway.texts import Texts
 from gateway.traces import Traces
 
 Http = Request[Any, Any, Any]
@@ -140,6 +141,7 @@ class Starter:
         table: LiveTable,
         effects: Effects,
         traces: Traces,
+        texts: Texts,
     ) -> None:
         self._settings = settings
         self._gateway_id = gateway_id
@@ -152,6 +154,7 @@ class Starter:
         self._table = table
         self._effects = effects
         self._traces = traces
+        self._texts = texts
         self.stopping = False
 
     async def arrive(self, request: Http, *, confirm: bool = False, max_bytes: int | None = None) -> Arrival:
@@ -253,6 +256,8 @@ class Starter:
         cold_s = self._models.check_path(model, may_wait_s=may_wait_s)
         terms = [self._terms(arrival, work, one) for one in asked]
         admitted = await self._admit_all(arrival, asked, terms)
+        if arrival.key.keeps_texts:
+            outputs = self._texts.recorded(arrival.body, terms, outputs)
         generations = [
             Generation(
                 one,
@@ -375,7 +380,7 @@ class Starter:
                 stands += 1  # the script may have run although its answer was lost
             if self._fleet.redis_up or stands > 1:
                 for one_terms in terms[:stands]:
-                    self._effects.settle(_never_ran(one_terms))
+                    self._effects.settle(never_ran(one_terms))
             raise
         return admitted
 
@@ -434,16 +439,3 @@ def reference_of(headers: Mapping[str, str]) -> str:
 def cache_salt(key: str, org: str) -> str:
     """Return what keeps an organisation's prefixes apart from all others' in the engines' caches."""
     return hmac.new(key.encode(), org.encode(), hashlib.sha256).hexdigest()[:32]
-
-
-def _never_ran(terms: Terms) -> Closed:
-    event = usage_event_of(
-        terms.owner,
-        rid=terms.rid,
-        pool=terms.pool,
-        outcome=Outcome.REFUSED,
-        cause="not_admitted",
-        stream=terms.stream,
-        batch=terms.batch,
-    )
-    return Closed(event=event, entry_id="", ended_unix_ms=terms.arrived_unix_ms)

@@ -24,6 +24,9 @@ organisation = sa.Table(
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
     sa.Column("runs_fleet", sa.Boolean, nullable=False, server_default=sa.false()),  # its admin keys are the operator's
     sa.Column("needs_second_factor", sa.Boolean, nullable=False, server_default=sa.false()),  # with passwords
+    sa.Column("texts_since", sa.DateTime(timezone=True)),  # prompts and answers are stored; NULL = they are not
+    sa.Column("texts_days", sa.Integer, nullable=False, server_default="30"),  # for how long
+    sa.CheckConstraint("texts_days > 0", name="texts_days"),
 )
 
 project = sa.Table(

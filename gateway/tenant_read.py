@@ -1,6 +1,6 @@
-"""Reading as one tenant: row-level security, under queries that name their tenant anyway.
+"""Reading: as one tenant, under row-level security, and plainly, where a query knows whom it is about.
 
-Queries filter by organisation; this is for the day when one does not. Inside, PostgreSQL shows rows of the
+Queries filter by organisation; `tenant_read` is for the day when one does not. Inside, PostgreSQL shows rows of the
 one organisation and nothing else (migrations/versions/0008_row_security.py).
 """
 
@@ -21,3 +21,10 @@ async def tenant_read(engine: AsyncEngine, tenant: str) -> AsyncIterator[AsyncCo
     async with engine.begin() as db:
         await db.execute(_BECOME, {"role": TENANT_ROLE, "tenant": tenant})
         yield db
+
+
+@asynccontextmanager
+async def plain_read(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """Give a connection for single statements: each is a transaction of its own, with no word before or after it."""
+    async with engine.connect() as db:
+        yield await db.execution_options(isolation_level="AUTOCOMMIT")

@@ -58,6 +58,7 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
     created_at: dt.datetime
     runs_fleet: bool = False  # its admin keys are the operator's
     needs_second_factor: bool = False  # of people who sign in with a password
+    texts_since: dt.datetime | None = None  # prompts and answers are stored; None = they are not
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     budgeted: frozenset[str] = frozenset()  # scopes whose budget billing keeps: key, project, org, credit
     owner: str = ""  # the person or service account that it was made for
     share_group: str = ""  # organisations that find each other's prefixes, all by consent; empty = none
+    keeps_texts: bool = False  # its organisation has prompts and answers stored
 
     @property
     def key_state(self) -> str:
@@ -364,6 +366,7 @@ def select_keys() -> sa.Select[Any]:
             project.c.limits.label("project_limits"),
             project.c.scopes.label("project_scopes"),
             organisation.c.limits.label("organisation_limits"),
+            organisation.c.texts_since,
         )
         .join(project, project.c.id == api_key.c.project_id)
         .join(organisation, organisation.c.id == api_key.c.organisation_id)
@@ -390,6 +393,7 @@ def map_organisation(row: sa.RowMapping) -> Organisation:
         created_at=row["created_at"],
         runs_fleet=row["runs_fleet"],
         needs_second_factor=row["needs_second_factor"],
+        texts_since=row["texts_since"],
     )
 
 
@@ -423,4 +427,5 @@ def map_key(row: sa.RowMapping) -> ApiKey:
         project_scopes=msgspec.convert(row["project_scopes"], Scopes),
         imported=row["imported"],
         owner=row["owner"],
+        keeps_texts=row["texts_since"] is not None,
     )

@@ -18,6 +18,7 @@ import billing.tables
 import gateway.batch_tables
 import gateway.people_tables
 import gateway.tables
+import gateway.text_tables
 from contracts.environment import SettingsError, asyncpg_url
 
 METADATA = [gateway.tables.METADATA, billing.tables.METADATA]

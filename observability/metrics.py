@@ -35,6 +35,7 @@ COUNTERS: Final = _by_name(
         ("met", "phase_blamed", "tier", "model"),
     ),
     Declared("tokens", "Metered tokens by meter and model.", ("meter", "model")),
+    Declared("stored_texts", "Prompts and answers of organisations that have them stored, by result.", ("result",)),
     Declared("limiter_refusals", "Requests over a limit, by limit and by whose it is.", ("limit", "scope")),
     # scheduler
     Declared("placements", "Placements by path and reason.", ("pool", "path", "reason")),
@@ -150,6 +151,7 @@ class Instruments:
         self.slo = counters["request_slo"]
         self.tokens = counters["tokens"]
         self.limiter_refusals = counters["limiter_refusals"]
+        self.stored_texts = counters["stored_texts"]
         # scheduler
         self.placements = counters["placements"]
         self.retries = counters["retries"]

@@ -16,6 +16,7 @@ from gateway.admin.money_routes import budget_routes, credit_routes, invoice_rou
 from gateway.admin.name_routes import NameDesk, name_routes
 from gateway.admin.organisations import Organisations, hold_routes, organisation_routes, project_routes
 from gateway.admin.price_routes import price_routes
+from gateway.admin.text_routes import TextDesk, text_routes
 from gateway.admin.worker_orders import WorkerOrders, order_routes
 from gateway.fleet import Fleet
 from gateway.model_book import Additions
@@ -23,6 +24,7 @@ from gateway.models import Models
 from gateway.portal.portal import Portal
 from gateway.service_accounts import ServiceAccounts
 from gateway.settings import Settings
+from gateway.text_book import TextBook
 
 
 class AdminApi:
@@ -66,6 +68,7 @@ class AdminApi:
         self.models = ModelDesk(
             engine, redis, self.fleet, holds=self.organisations.holds, additions=additions, noted=self.money
         )
+        self.texts = TextDesk(TextBook(engine), redis)
         self.names = NameDesk(engine, redis, models)
         self.orders = WorkerOrders(engine, redis, fleet, models.catalog)
 
@@ -85,6 +88,7 @@ class AdminApi:
             *invoice_routes(callers, self.money),
             *price_routes(callers, self.money),
             *audit_routes(callers, self._engine),
+            *text_routes(callers, self.texts),
             *model_admin_routes(callers, self.organisations, self.models),
             *fleet_routes(callers, self.fleet),
             *name_routes(callers, self.names),

@@ -23,10 +23,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     tenant: str  # the organisation that the call is about; empty = the installation
     is_operator: bool
+    member: Role | None = None  # of that organisation, also of operators
 
     def may(self, right: Right) -> bool:
         """Return whether the caller has a right."""
-        return may(self.role, right)
+        return may(self.role, right) or (self.member is not None and may(self.member, right))
 
 
 class Callers:
@@ -68,16 +69,16 @@ class Callers:
         session, who = await self._door.signed_in(request)
         if request.method not in SAFE:
             self._door.check_csrf(request, session)
-        role = Role.OPERATOR if who.is_operator else None
-        if role is None and not tenant:
+        if not who.is_operator and not tenant:
             raise NotAllowed("This is for operators.")
-        role = role or await self._door.people.role_of(tenant, who.id)
+        member = await self._door.people.role_of(tenant, who.id) if tenant else None
+        role = Role.OPERATOR if who.is_operator else member
         if role is None:
             raise _unknown(tenant)
         organisation = await self._tenants.find_organisation(tenant) if tenant else None
         if organisation is not None:
             check_factor(session, who, organisation)
-        return Caller(actor=who.id, role=role, tenant=tenant, is_operator=who.is_operator)
+        return Caller(actor=who.id, role=role, tenant=tenant, is_operator=who.is_operator, member=member)
 
     async def _by_key(self, request: Request[Any, Any, Any], tenant: str) -> Caller:
         key = await self._guard.key_of(request)
@@ -92,6 +93,7 @@ class Callers:
             role=Role.OPERATOR if operates else Role.ADMIN,
             tenant=tenant or key.organisation_id,
             is_operator=operates,
+            member=Role.ADMIN if tenant in ("", key.organisation_id) else None,
         )
 
 

@@ -67,12 +67,13 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     organisation: Organisation
     role: Role  # in that organisation; OPERATOR for operators
+    member: Role | None  # in that organisation, also of operators
     places: Sequence[Place]  # where else the person may look, this one included
 
     @property
     def csrf(self) -> str:
-        """Return what our forms and scripts send along."""
-        return self.session.csrf
+        """Return what our forms and scripts send along: the session's secret, and which organisation they are about."""
+        return f"{self.session.csrf}.{self.tenant}"
 
     @property
     def tenant(self) -> str:
@@ -86,7 +87,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     def may(self, right: Right | str) -> bool:
         """Return whether this person may do something here."""
-        return may(self.role, Right(right))
+        return may(self.role, Right(right)) or (self.member is not None and may(self.member, Right(right)))
 
 
 class Door:
@@ -103,19 +104,31 @@ class Door:
         The organisation is the one in the query parameter `org`, so that links can be shared, else the one that the
         session looks at, else the first.
         """
-        session, who = await self.signed_in(request)
-        places = await self.people.places(who)
+        session = await self.session_of(request)
+        arriving = await self.people.arriving(session.person_id) if session is not None else None
+        if session is None or arriving is None or arriving[0].disabled:
+            raise SignInNeeded("Sign in first.")
+        who, places = arriving
         wanted = request.query_params.get("org", "")
         here = next((place for place in places if place.organisation.id == wanted), None)
         if wanted and here is None:
             raise NotAllowed("You are no member of this organisation.")
+        if here is not None and request.method == "GET" and session.organisation_id != wanted:
+            await self._look_at(request, session, wanted)  # so that the next page is about the same
         if here is None:
             here = next((place for place in places if place.organisation.id == session.organisation_id), None)
         if here is None and not places:
             raise NotAllowed("You are no member of any organisation. Ask for an invite.")
         here = here or places[0]
         check_factor(session, who, here.organisation)
-        visit = Visit(person=who, session=session, organisation=here.organisation, role=here.role, places=places)
+        visit = Visit(
+            person=who,
+            session=session,
+            organisation=here.organisation,
+            role=here.role,
+            member=here.member,
+            places=places,
+        )
         if not visit.may(right):
             raise NotAllowed(f"As {here.role} of {here.organisation.name} you may not do this.")
         return visit
@@ -140,10 +153,13 @@ class Door:
         elsewhere = origin is not None and origin != self.transport.origin(request.scope)
         if elsewhere or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise ForgedForm("This form comes from another site.")
-        expected = visit.csrf if visit is not None else request.cookies.get(FORM_COOKIE, "")
-        sent = request.headers.get(CSRF_HEADER, "") or given
+        session = visit.session if isinstance(visit, Visit) else visit
+        expected = session.csrf if session is not None else request.cookies.get(FORM_COOKIE, "")
+        sent, _, about = (request.headers.get(CSRF_HEADER, "") or given).partition(".")
         if not expected or not hmac.compare_digest(expected.encode(), sent.encode()):
             raise ForgedForm("This form is too old. Go back, load the page again and repeat.")
+        if isinstance(visit, Visit) and about and about != visit.tenant:  # a page of before, in another tab
+            raise ForgedForm(f"You look at {visit.organisation.name} now. Load the page again and repeat.")
 
     async def session_of(self, request: AnyRequest) -> Session | None:
         """Return the session of a request, if it has one that lives."""
@@ -181,7 +197,13 @@ class Door:
         """Make the session look at another organisation. Raises NotAllowed."""
         if organisation_id not in {place.organisation.id for place in visit.places}:
             raise NotAllowed("You are no member of this organisation.")
-        await self.sessions.look_at(request.cookies.get(SESSION_COOKIE, ""), visit.session, organisation_id)
+        await self._look_at(request, visit.session, organisation_id)
+
+    async def _look_at(self, request: AnyRequest, session: Session, organisation_id: str) -> None:
+        try:
+            await self.sessions.look_at(request.cookies.get(SESSION_COOKIE, ""), session, organisation_id)
+        except (RedisError, OSError):
+            raise DependencyDown("Sessions cannot be changed right now.", retry_after_s=2) from None
 
     def form_token(self, request: AnyRequest) -> tuple[str, Cookie | None]:
         """Return the secret for a form of who is not signed in, and the cookie to set if it is new."""

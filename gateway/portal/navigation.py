@@ -29,6 +29,7 @@ MENU: Final[Sequence[tuple[str, Sequence[Place]]]] = (
         Place("Projects and keys", "/portal/keys", Right.READ),
         Place("Limits", "/portal/limits", Right.READ),
         Place("Members", "/portal/members", Right.READ),
+        Place("Stored texts", "/portal/texts", Right.READ),
         Place("Audit log", "/portal/audit", Right.AUDIT),
     )),
     ("Money", (
@@ -39,6 +40,7 @@ MENU: Final[Sequence[tuple[str, Sequence[Place]]]] = (
     )),
     ("Fleet", (
         Place("Workers", "/portal/fleet", Right.FLEET),
+        Place("Models", "/portal/fleet/models", Right.FLEET),
         Place("Targets", "/portal/fleet/targets", Right.FLEET),
         Place("Tenants", "/portal/fleet/tenants", Right.FLEET),
         Place("Prices", "/portal/fleet/prices", Right.FLEET),

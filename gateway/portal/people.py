@@ -4,6 +4,7 @@ import datetime as dt
 import re
 from collections.abc import Sequence
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from gateway.ids import new_id
 from gateway.people_tables import identity, membership, person, second_factor
 from gateway.portal.roles import Role
 from gateway.tables import organisation
+from gateway.tenant_read import plain_read
 from gateway.tenants import Organisation, map_organisation
 
 _EMAIL: Final = re.compile(r"[^@\s\x00-\x1f]{1,64}@[^@\s\x00-\x1f]{1,190}")
@@ -60,7 +62,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """An organisation and what somebody is in it."""
 
     organisation: Organisation
-    role: Role
+    role: Role  # OPERATOR for operators
+    member: Role | None  # as a member; None for operators who are none
 
 
 class People:
@@ -72,6 +75,15 @@ class People:
     async def find(self, person_id: str) -> Person | None:
         """Return a person."""
         return await self._one(person.c.id == person_id)
+
+    async def arriving(self, person_id: str) -> tuple[Person, Sequence[Place]] | None:
+        """Return a person and the places that `places` gives: what every page begins with, in two statements."""
+        async with plain_read(self._engine) as db:
+            row = (await db.execute(_people().where(person.c.id == person_id))).mappings().one_or_none()
+            if row is None:
+                return None
+            who = map_person(row)
+            return who, await _places(db, who)
 
     async def find_by_email(self, email: str) -> Person | None:
         """Return the person with an address."""
@@ -115,7 +127,7 @@ class People:
 
     async def set_profile(self, person_id: str, *, name: str, email: str, time_zone: str, actor: str) -> None:
         """Change what a person says of itself. Raises BadRequest."""
-        values = {"name": checked_name(name), "email": normal_email(email), "time_zone": time_zone}
+        values = {"name": checked_name(name), "email": normal_email(email), "time_zone": checked_zone(time_zone)}
         try:
             async with self._engine.begin() as db:
                 await db.execute(sa.update(person).where(person.c.id == person_id).values(values))
@@ -134,18 +146,8 @@ class People:
 
     async def places(self, who: Person) -> Sequence[Place]:
         """Return the organisations that a person may look at, by name; every one for an operator."""
-        mine = sa.and_(membership.c.organisation_id == organisation.c.id, membership.c.person_id == who.id)
-        query = (
-            sa.select(organisation, membership.c.role)
-            .join(membership, mine, isouter=who.is_operator)
-            .order_by(sa.func.lower(organisation.c.name), organisation.c.id)
-        )
-        async with self._engine.begin() as db:
-            rows = (await db.execute(query)).mappings().all()
-        return [
-            Place(organisation=map_organisation(row), role=Role.OPERATOR if who.is_operator else Role(row["role"]))
-            for row in rows
-        ]
+        async with plain_read(self._engine) as db:
+            return await _places(db, who)
 
     async def members(self, tenant: str) -> Sequence[Member]:
         """Return an organisation's members, by address."""
@@ -192,6 +194,23 @@ class People:
         async with self._engine.begin() as db:
             row = (await db.execute(_people().where(where))).mappings().one_or_none()
         return map_person(row) if row else None
+
+
+async def _places(db: AsyncConnection, who: Person) -> Sequence[Place]:
+    mine = sa.and_(membership.c.organisation_id == organisation.c.id, membership.c.person_id == who.id)
+    query = (
+        sa.select(organisation, membership.c.role)
+        .join(membership, mine, isouter=who.is_operator)
+        .order_by(sa.func.lower(organisation.c.name), organisation.c.id)
+    )
+    return [_place(row, who) for row in (await db.execute(query)).mappings()]
+
+
+def _place(row: sa.RowMapping, who: Person) -> Place:
+    member = Role(row["role"]) if row["role"] else None
+    role = Role.OPERATOR if who.is_operator else member
+    assert role is not None, "who is no operator is shown memberships only"
+    return Place(organisation=map_organisation(row), role=role, member=member)
 
 
 def _people(*more: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -241,6 +260,16 @@ def checked_name(text: str) -> str:
     if len(name) > MAX_NAME_CHARACTERS:
         raise BadRequest(f"A name has at most {MAX_NAME_CHARACTERS} characters.", param="name")
     return name
+
+
+def checked_zone(text: str) -> str:
+    """Return the IANA name of a time zone; empty = the browser's. Raises BadRequest when there is none of that name."""
+    try:
+        if text:
+            ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadRequest("There is no such time zone. Europe/Berlin, say, is one.", param="time_zone") from None
+    return text
 
 
 def map_person(row: sa.RowMapping) -> Person:

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """What somebody is in an organisation. `OPERATOR` runs the fleet and may do everything in every organisation."""
+    """What somebody is in an organisation. `OPERATOR` runs the fleet; it may do all but read what tenants said."""
 
     OWNER = "owner"
     ADMIN = "admin"
@@ -29,6 +29,8 @@ class Right(StrEnum):
     MONEY = "money"  # set budgets, the billing profile and its webhook
     MEMBERS = "members"  # invite, change roles, remove; service accounts
     AUDIT = "audit"  # read the record of changes
+    TEXTS = "texts"  # read stored prompts and answers
+    STORAGE = "storage"  # decide whether prompts and answers are stored, and delete them
     OWNERS = "owners"  # make and unmake owners
     FLEET = "fleet"  # operate: workers, models, prices, all tenants
 
@@ -42,10 +44,11 @@ RIGHTS: Final[Mapping[Role, frozenset[Right]]] = MappingProxyType(
     {
         Role.OWNER: _ADMIN | {Right.OWNERS},
         Role.ADMIN: _ADMIN,
-        Role.DEVELOPER: _SEES | {Right.COSTS, Right.PLAY, Right.KEYS},
+        Role.DEVELOPER: _SEES | {Right.COSTS, Right.PLAY, Right.KEYS, Right.TEXTS},
         Role.BILLING: _SEES | {Right.COSTS, Right.MONEY},
         Role.VIEWER: _SEES,
-        Role.OPERATOR: frozenset(Right),
+        # What tenants said is theirs: who runs the fleet reads it as a member of theirs, or not at all.
+        Role.OPERATOR: frozenset(Right) - {Right.TEXTS, Right.STORAGE},
     }
 )
 

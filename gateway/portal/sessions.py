@@ -73,14 +73,15 @@ class Sessions:
         if not token:
             return None
         name = keys.session(_hash(token))
-        raw: Any = await self._redis.get(name)
+        raw: Any = await self._redis.getex(name, px=self._idle_ms)
         if raw is None:
             return None
         session = msgspec.msgpack.decode(raw, type=Session)
         left_ms = self._left_ms(session)
         if left_ms <= 0:
             return None
-        await self._redis.pexpire(name, left_ms)
+        if left_ms < self._idle_ms:  # its absolute end is near
+            await self._redis.pexpire(name, left_ms)
         return session
 
     async def look_at(self, token: str, session: Session, organisation_id: str) -> None:

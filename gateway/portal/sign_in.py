@@ -228,7 +228,7 @@ def sign_in_routes(sign_in: SignIn) -> list[HTTPRouteHandler]:
     async def look_at_organisation(request: AnyRequest) -> Response[str]:
         """Look at another organisation."""
         visit = await sign_in.door.enter(request)
-        fields = await sign_in.door.form(request, visit)
+        fields = await sign_in.door.form(request, visit.session)
         await sign_in.door.look_at(request, visit, str(fields.get("organisation", "")))
         return sign_in.pages.go(request, HOME)
 

@@ -45,6 +45,7 @@ async def furnished(portal: PortalRig) -> dict[str, str]:
         "invite": link.id,
         "account": account.id,
         "invoice": "019b0000-0000-7000-8000-000000000000",
+        "request_id": "019b0000-0000-7000-8000-000000000000",
         "kind": "project",
         "kind_id": project.id,
         "secret_name": "zzz-theirs",

@@ -15,10 +15,12 @@ import billing.tables
 import gateway.batch_tables
 import gateway.people_tables
 import gateway.tables
+import gateway.text_tables
 from billing.partitions import ensure_partitions
 from contracts.identity import at_ms, new_rid
 
 CHOSEN: dict[str, dict[str, Any]] = {
+    "tenancy.organisation": {"texts_since": dt.datetime(2000, 1, 1, tzinfo=dt.UTC)},
     "tenancy.api_key": {"state": "active"},
     "tenancy.hold": {"kind": "org", "mode": "suspended"},
     "tenancy.membership": {"role": "owner"},

@@ -21,6 +21,7 @@ READS = {
     "/profile": Right.COSTS,
     "/invoices": Right.COSTS,
     "/audit": Right.AUDIT,
+    "/stored_texts": Right.READ,
 }
 
 
@@ -44,6 +45,7 @@ WRITES: dict[tuple[str, str], tuple[Right, dict[str, Any]]] = {
     ("PUT", "/hold"): (Right.FLEET, {"mode": "read_only"}),
     ("POST", "/credits"): (Right.FLEET, {"amount": "1", "idempotency": "x"}),
     ("PUT", "/budgets/org/?"): (Right.MONEY, {"amount": "1"}),
+    ("PUT", "/stored_texts"): (Right.STORAGE, {"days": 30}),
 }
 
 

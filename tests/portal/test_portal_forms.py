@@ -21,14 +21,26 @@ FORMS: Final = {
     "/portal/members": Right.MEMBERS,
     "/portal/members/{person_id:str}/role": Right.MEMBERS,
     "/portal/members/{person_id:str}/remove": Right.MEMBERS,
+    "/portal/members/{person_id:str}/reset": Right.MEMBERS,
     "/portal/members/invites/{link_id:str}/withdraw": Right.MEMBERS,
+    "/portal/service-accounts": Right.MEMBERS,
+    "/portal/service-accounts/{account_id:str}/remove": Right.MEMBERS,
     "/portal/members/second-factor": Right.OWNERS,
     "/portal/members/{person_id:str}/second-factor-off": Right.FLEET,
     "/portal/fleet/workers/{worker:str}/order": Right.FLEET,
     "/portal/fleet/steering": Right.FLEET,
     "/portal/fleet/models/hold": Right.FLEET,
+    "/portal/fleet/models": Right.FLEET,
+    "/portal/fleet/models/{model:str}/remove": Right.FLEET,
+    "/portal/fleet/tenants": Right.FLEET,
+    "/portal/fleet/tenants/{tenant:str}/hold": Right.FLEET,
+    "/portal/texts": Right.STORAGE,
+    "/portal/texts/off": Right.STORAGE,
+    "/portal/requests/{rid:str}/texts/delete": Right.STORAGE,
 }
 ONES_OWN: Final = {
+    "/portal/account/profile",
+    "/portal/account/password",
     "/portal/account/second-factor",
     "/portal/account/second-factor/confirm",
     "/portal/account/second-factor/codes",
@@ -46,7 +58,11 @@ async def _filled(portal: PortalRig, path: str, theirs: dict[str, str]) -> str:
         ("key_id", theirs["key"]),
         ("person_id", theirs["person"]),
         ("link_id", theirs["invite"]),
+        ("account_id", theirs["account"]),
         ("worker", "prefill-0"),
+        ("model", "tiny"),
+        ("tenant", theirs["organisation"]),
+        ("rid", theirs["request_id"]),
     ):
         path = path.replace(f"{{{name}:str}}", value)
     assert "{" not in path, path
@@ -92,7 +108,13 @@ async def test_no_form_of_an_owner_reaches_another_organisations_things(portal: 
     theirs = await furnished(portal)
     browser = await portal.signed_in(Role.OWNER)
     headers = {"x-csrf-token": await browser.csrf("/portal")}
-    mine = {"/portal/projects", "/portal/members", "/portal/members/second-factor", "/portal/webhooks"}
+    mine = {
+        "/portal/projects",
+        "/portal/members",
+        "/portal/members/second-factor",
+        "/portal/webhooks",
+        "/portal/texts/off",
+    }
     for path in sorted(set(FORMS) - mine):
         filled = await _filled(portal, path, theirs)
         answer = await browser.client.post(filled, data=_fields(theirs), headers=headers)

@@ -107,16 +107,17 @@ async def test_no_page_has_a_serious_accessibility_finding(site: Site, tmp_path:
     axe = (scratch / "node_modules/axe-core/axe.min.js").read_text()
     email = fresh_email()
     await site.person(email, Role.OPERATOR)
-    await site.play_week([("proj_a", "key_a"), ("proj_b", "key_b")])
+    events = await site.play_week([("proj_a", "key_a"), ("proj_b", "key_b")])
+    more = ["/portal/account", "/portal/login", f"/portal/requests/{events[0].rid}"]
     found = []
-    for dark in (False, True):
-        page = await site.page(email, dark=dark)
-        for path in [*PATHS, "/portal/account", "/portal/login"]:
+    for dark, phone in ((False, False), (True, False), (False, True)):
+        page = await site.page(email, dark=dark, phone=phone)
+        for path in [*PATHS, *more]:
             await page.goto(path)
             await page.evaluate(axe)
             result = await page.evaluate("axe.run({resultTypes: ['violations']})")
             found += [
-                (path, dark, one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
+                (path, dark, phone, one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
                 for one in result["violations"]
                 if one["impact"] in ("serious", "critical")
             ]

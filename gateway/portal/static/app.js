@@ -118,6 +118,14 @@
   const again = () => { clearTimeout(due); due = setTimeout(() => drawAll(document), 120); };
   window.addEventListener("resize", again);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  // The address says which organisation it is about, so that it can be passed on.
+  const here = new URL(location.href);
+  if (root.dataset.org && !here.searchParams.has("org")) {
+    here.searchParams.set("org", root.dataset.org);
+    history.replaceState(history.state, "", here);
+  }
+  const zones = document.querySelector("[data-zones]");
+  if (zones && Intl.supportedValuesOf) zones.append(...Intl.supportedValuesOf("timeZone").map((name) => new Option("", name)));
   const menu = document.querySelector(".menu");
   const fold = () => { if (menu) menu.open = !narrow.matches; };
   narrow.addEventListener("change", fold);

@@ -1,4 +1,4 @@
-"""`/portal/account`: a person's own second factor. Also for who may visit nothing before they have one.
+"""`/portal/account`: a person's own second factor (and profile: views.profile). Also for who may visit nothing yet.
 
 Setting one up and taking it away want the password again, so that a browser left open is not enough; taking it away
 also wants a code. Every change ends the person's other sessions.
@@ -33,6 +33,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What one answer shows beside the state."""
 
     problem: str = ""
+    about: str = ""  # the part of the page that the problem is about; empty = the second factor
+    done: str = ""
     status: int = 200
     enrolment: Enrolment | None = None
     codes: Sequence[str] = ()  # recovery codes, this once
@@ -47,7 +49,7 @@ class Account:
     def __init__(self, desk: Desk, factors: Factors, passwords: Passwords, tries: Tries) -> None:
         self.desk = desk
         self.factors = factors
-        self._passwords = passwords
+        self.passwords = passwords
         self._tries = tries
 
     async def page(self, request: AnyRequest, session: Session, who: Person, shown: Shown = NOTHING) -> Response[str]:
@@ -79,7 +81,7 @@ class Account:
         except (RedisError, OSError):
             raise DependencyDown("Passwords cannot be checked right now.", retry_after_s=2) from None
         found = await self.desk.door.people.password_of(who.email)
-        if not await self._passwords.matches(found[1] if found else None, str(fields.get("password", ""))):
+        if not await self.passwords.matches(found[1] if found else None, str(fields.get("password", ""))):
             raise WrongSecret("The password is wrong.", param="password")
         await self._tries.forget(who.email, address)
 

@@ -122,6 +122,8 @@ def control_routes(desk: Desk, controls: FleetControls) -> list[HTTPRouteHandler
         else:
             await book.holds.lift("model", name, org=None, actor=visit.actor)
         await book.publish()
+        if form.get("page") == "models":
+            return desk.pages.go(request, "/portal/fleet/models")
         return desk.pages.go(request, _page(controls.fleet.models.catalog.pool_of(name)))
 
     return [order_worker, steer, hold_model]

@@ -1,5 +1,6 @@
-"""`/portal/fleet/tenants`, `/prices` and `/margin`: who pays what, and what is left of it; for operators."""
+"""`/portal/fleet/prices` and `/margin`: what is paid, and what is left of it; for operators."""
 
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -7,39 +8,19 @@ from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from billing import queries
-from contracts.series import PERIOD_S
+from contracts.catalog import Catalog
+from contracts.series import NUM_POINTS, PERIOD_S
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.margins import margin_lines
 from gateway.portal.views.ranges import CHOICES, range_of
 
+_KNOWN_HOURS: Final = NUM_POINTS * PERIOD_S / 3600  # of the course of a pool
 _MOST_RATE: Final = Decimal(1_000_000)
 
 
 def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
-    """Return the handlers of tenants, prices and margin."""
-
-    @get("/portal/fleet/tenants")
-    async def get_tenants(request: Request[Any, Any, Any]) -> Response[str]:
-        """Show every organisation and what it used."""
-        visit = await desk.enter(request, Right.FLEET)
-        chosen = range_of(request.query_params.get("range") or "30d", desk.now_s())
-        async with desk.reading_across_tenants() as db:
-            totals = await queries.usage_totals_across_tenants(db, chosen.span.start_s * 1000, demo_week=True)
-        used: dict[str, tuple[int, int, int]] = {}
-        for one in totals:
-            requests, tokens, cost = used.get(one.organisation, (0, 0, 0))
-            of_one = one.requests if one.meter == "decode" else 0
-            used[one.organisation] = (requests + of_one, tokens + one.tokens, cost + one.cost)
-        return desk.show(
-            request,
-            "tenants",
-            visit,
-            range=chosen,
-            choices=[(name, words[0]) for name, words in CHOICES.items()],
-            organisations=await desk.tenants.list_organisations(),
-            used=used,
-        )
+    """Return the handlers of prices and margin."""
 
     @get("/portal/fleet/prices")
     async def get_prices(request: Request[Any, Any, Any]) -> Response[str]:
@@ -63,10 +44,9 @@ def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             worked = await queries.worked_across_tenants(db, chosen.span)
         organisations = await desk.tenants.list_organisations()
         names = {one.id: f"{one.name} (DEMO)" if one.is_demo else one.name for one in organisations}
-        lines = margin_lines(earned, worked, names, nano_per_hour=rate)
-        ready_s = 0.0
-        for pool in desk.catalog.pools:
-            ready_s += sum((one.prefill + one.decode + one.unified) * PERIOD_S for one in await desk.course(pool, 24.0))
+        hours = (chosen.span.end_s - chosen.span.start_s) / 3600
+        ready_s = await _ready_s(desk, hours) if hours <= _KNOWN_HOURS else {}
+        lines = margin_lines(earned, worked, names, nano_per_hour=rate, ready_s=ready_s, pool_of=_pool_of(desk.catalog))
         return desk.show(
             request,
             "margin",
@@ -76,10 +56,23 @@ def economics_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             lines=lines,
             rate=request.query_params.get("rate", ""),
             priced=rate > 0,
-            ready_s=ready_s,
+            knows_idle=hours <= _KNOWN_HOURS,
         )
 
-    return [get_tenants, get_prices, get_margin]
+    return [get_prices, get_margin]
+
+
+async def _ready_s(desk: Desk, hours: float) -> Mapping[str, float]:
+    """Return by pool for how many seconds of the last hours its workers were ready, all of them added up."""
+    found = {}
+    for pool in dict.fromkeys(desk.catalog.pools):
+        course = await desk.course(pool, hours)
+        found[pool] = sum((one.prefill + one.decode + one.unified) * PERIOD_S for one in course)
+    return found
+
+
+def _pool_of(catalog: Catalog) -> Callable[[str], str]:
+    return lambda model: catalog.pool_of(model) if model in catalog.models else model  # one that was removed
 
 
 def _rate(text: str) -> int:

@@ -12,10 +12,11 @@ from litestar.params import FromPath
 from contracts.errors import BadRequest, NotFound
 from gateway.limits import Limits
 from gateway.numerals import whole_number
-from gateway.portal.door import AnyRequest, Visit
+from gateway.portal.door import AnyRequest, NotAllowed, Visit
 from gateway.portal.figures import short
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk
+from gateway.service_accounts import ServiceAccounts
 from gateway.tenants import NoSuchTenant, publish_key_state
 
 OVERLAP: Final = dt.timedelta(hours=1)
@@ -44,7 +45,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     old_until: dt.datetime | None = None
 
 
-def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
+def key_view_routes(desk: Desk, accounts: ServiceAccounts) -> list[HTTPRouteHandler]:
     """Return the handlers of projects and keys."""
 
     async def page(request: AnyRequest, visit: Visit, **values: Any) -> Response[str]:
@@ -55,6 +56,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             visit,
             projects=await desk.tenants.list_projects(visit.tenant),
             keys=await desk.tenants.list_keys(visit.tenant),
+            accounts={one.id: one for one in await accounts.list(visit.tenant)},
             limits_text=limits_text,
             limit_fields=list(LIMIT_FIELDS.items()),
             model=desk.any_model(),
@@ -80,6 +82,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         visit = await desk.enter(request, Right.KEYS)
         form = await desk.door.form(request, visit)
         days = str(form.get("days", ""))
+        owner = await owner_of(accounts, visit, str(form.get("owner", "")))
         try:
             key, plaintext = await desk.tenants.create_key(
                 visit.tenant,
@@ -87,6 +90,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
                 named(form.get("name")),
                 limits=_limits(form),
                 expires_at=dt.datetime.now(dt.UTC) + dt.timedelta(days=int(days)) if days in _DAYS else None,
+                owner=owner,
                 actor=visit.actor,
             )
         except NoSuchTenant:
@@ -99,6 +103,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         """Give a key a new secret and show it, this once; the old one works an hour more."""
         visit = await desk.enter(request, Right.KEYS)
         await desk.door.form(request, visit)
+        await check_changeable(desk, visit, key_id)
         try:
             key, plaintext = await desk.tenants.rotate(visit.tenant, key_id, overlap=OVERLAP, actor=visit.actor)
         except NoSuchTenant:
@@ -112,6 +117,7 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         """Revoke a key: at once, everywhere."""
         visit = await desk.enter(request, Right.KEYS)
         await desk.door.form(request, visit)
+        await check_changeable(desk, visit, key_id)
         try:
             key = await desk.tenants.revoke(visit.tenant, key_id, actor=visit.actor)
         except NoSuchTenant:
@@ -120,6 +126,22 @@ def key_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
         return desk.pages.go(request, "/portal/keys")
 
     return [list_keys, make_project, make_key, rotate_key, revoke_key]
+
+
+async def owner_of(accounts: ServiceAccounts, visit: Visit, account_id: str) -> str:
+    """Return who owns a new key: a service account, or the visitor. Raises NotFound."""
+    if account_id and account_id not in {one.id for one in await accounts.list(visit.tenant)}:
+        raise NotFound("There is no such service account.")
+    return account_id or visit.actor
+
+
+async def check_changeable(desk: Desk, visit: Visit, key_id: str) -> None:
+    """Raise NotFound, NotAllowed: who may not manage members gets no hand on a key that may."""
+    found = await desk.tenants.find_key(visit.tenant, key_id)
+    if found is None or found.state != "active":
+        raise NotFound("There is no such active key.")
+    if found.is_admin and not visit.may(Right.MEMBERS):
+        raise NotAllowed(f"As {visit.role} of {visit.organisation.name} you may not change admin keys.")
 
 
 def limits_text(limits: Limits) -> str:

@@ -50,15 +50,16 @@ def limit_view_routes(desk: Desk, parts: Organisations) -> list[HTTPRouteHandler
     """Return the handlers of limits."""
 
     async def holders(visit: Visit) -> Sequence[Holder]:
-        def holder(kind: str, id_: str, words: str, limits: Limits) -> Holder:
-            return Holder(name=f"{kind}:{id_}", words=words, limits=limits, may_change=visit.may(RIGHTS[kind]))
+        def holder(kind: str, id_: str, words: str, limits: Limits, *, admins: bool = False) -> Holder:
+            may_change = visit.may(RIGHTS[kind]) and (not admins or visit.may(Right.MEMBERS))
+            return Holder(name=f"{kind}:{id_}", words=words, limits=limits, may_change=may_change)
 
         projects = await desk.tenants.list_projects(visit.tenant)
         keys = [one for one in await desk.tenants.list_keys(visit.tenant) if one.state == "active"]
         return [
             holder("org", visit.tenant, "The whole organisation", visit.organisation.limits),
             *(holder("project", one.id, f"Project {one.name}", one.limits) for one in projects),
-            *(holder("key", one.id, f"Key {one.name or one.prefix}", one.limits) for one in keys),
+            *(holder("key", one.id, f"Key {one.name or one.prefix}", one.limits, admins=one.is_admin) for one in keys),
         ]
 
     @get("/portal/limits")

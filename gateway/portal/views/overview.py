@@ -13,7 +13,7 @@ from gateway.portal.views.charts import Chart, Series, by_group, in_order
 from gateway.portal.views.desk import Desk
 from gateway.portal.views.ranges import CHOICES, Range, range_of
 from gateway.portal.views.requests import meters_of
-from gateway.portal.views.totals import total_of
+from gateway.portal.views.totals import total_of, total_of_period
 
 _LATEST = 6
 
@@ -30,8 +30,7 @@ def overview_routes(desk: Desk) -> list[HTTPRouteHandler]:
         async with desk.reading(visit) as db:
             used = await queries.explore(db, tenant, chosen.span, dimension="meter", only={})
             went = await queries.health(db, tenant, chosen.span)
-            used_before = await queries.explore(db, tenant, chosen.before, dimension=None, only={})
-            went_before = await queries.health(db, tenant, chosen.before)
+            before = await queries.period(db, tenant, chosen.before)
             recent = await queries.recent_requests(db, tenant, chosen.span.start_s * 1000, _LATEST)
         charts = [*([_spend(chosen, used)] if visit.may(Right.COSTS) else []), *_charts(chosen, used, went)]
         return desk.show(
@@ -41,7 +40,7 @@ def overview_routes(desk: Desk) -> list[HTTPRouteHandler]:
             range=chosen,
             choices=[(name, words[0]) for name, words in CHOICES.items()],
             total=total_of(used, went),
-            previous=total_of(used_before, went_before),
+            previous=total_of_period(before),
             charts=charts,
             recent=recent,
             meters=meters_of,

@@ -8,6 +8,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from contracts.errors import BadRequest, NotFound
+from gateway.admin.callers import Caller
+from gateway.admin.members import Members, check_reset
 from gateway.portal.door import AnyRequest, NotAllowed, Visit
 from gateway.portal.links import Links
 from gateway.portal.people import People
@@ -22,7 +24,7 @@ class Shown(msgspec.Struct, frozen=True):
     address: str
 
 
-def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRouteHandler]:
+def people_view_routes(desk: Desk, people: People, links: Links, parts: Members) -> list[HTTPRouteHandler]:
     """Return the handlers of members."""
 
     async def page(request: AnyRequest, visit: Visit, shown: Shown | None = None) -> Response[str]:
@@ -33,6 +35,8 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
             "members",
             visit,
             members=await people.members(visit.tenant),
+            accounts=await parts.accounts.list(visit.tenant),
+            projects={one.id: one.name for one in await desk.tenants.list_projects(visit.tenant)},
             invites=[one for one in invites if one.state == "open"],
             roles=[role.value for role in MEMBER_ROLES if may_give(visit.role, role)],
             shown=shown,
@@ -71,6 +75,18 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
         await people.remove(visit.tenant, person_id, actor=visit.actor)
         return desk.pages.go(request, "/portal/members")
 
+    @post("/portal/members/{person_id:str}/reset", status_code=200)
+    async def reset(request: Request[Any, Any, Any], person_id: FromPath[str]) -> Response[str]:
+        """Make a link with which a member sets a new password, and show it, this once."""
+        visit = await desk.enter(request, Right.MEMBERS)
+        await desk.door.form(request, visit)
+        asking = Caller(actor=visit.actor, role=visit.role, tenant=visit.tenant, is_operator=visit.person.is_operator)
+        await check_reset(parts, asking, person_id)
+        _, token = await links.reset(visit.tenant, person_id, actor=visit.actor)
+        who = await people.find(person_id)
+        address = f"{desk.door.transport.origin(request.scope)}/portal/invite/{token}"
+        return await page(request, visit, Shown(f"New password for {who.shown if who else person_id}", address))
+
     @post("/portal/members/invites/{link_id:str}/withdraw", status_code=200)
     async def withdraw(request: Request[Any, Any, Any], link_id: FromPath[str]) -> Response[str]:
         """Withdraw an invite."""
@@ -79,7 +95,7 @@ def people_view_routes(desk: Desk, people: People, links: Links) -> list[HTTPRou
         await links.withdraw(visit.tenant, link_id, actor=visit.actor)
         return desk.pages.go(request, "/portal/members")
 
-    return [list_members, invite, set_role, remove, withdraw]
+    return [list_members, invite, set_role, remove, reset, withdraw]
 
 
 async def check_about(people: People, visit: Visit, person_id: str) -> None:

@@ -10,10 +10,12 @@ from litestar.params import FromPath
 
 from billing import queries
 from contracts.errors import BadRequest
+from gateway.admin.text_routes import TextDesk
 from gateway.portal.figures import PATHS
 from gateway.portal.roles import Right
 from gateway.portal.views.desk import Desk, Names
 from gateway.portal.views.ranges import CHOICES, range_of
+from gateway.portal.views.texts import readable, talk_of
 from gateway.schemas.answers import RequestTimings, RequestView
 
 PAGE: Final = 50
@@ -83,7 +85,7 @@ def stages_of(seen: RequestTimings | None) -> Sequence[Stage]:
     return found
 
 
-def request_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
+def request_view_routes(desk: Desk, texts: TextDesk) -> list[HTTPRouteHandler]:
     """Return the handlers of the request log."""
 
     @get("/portal/requests")
@@ -143,6 +145,8 @@ def request_view_routes(desk: Desk) -> list[HTTPRouteHandler]:
             target=model.tiers.get(found.tier) if model else None,
             names=await desk.names(visit.tenant),
             link=False,
+            talk=await talk_of(texts, visit, found.id),
+            readable=readable,
         )
 
     @get("/portal/requests/{rid:str}/receipt")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from billing.queries import Explored, Health
+from billing.queries import Explored, Health, Period
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,3 +58,8 @@ def total_of(used: Sequence[Explored], went: Sequence[Health]) -> Total:
         met=sum(one.met for one in went),
         missed=sum(one.missed for one in went),
     )
+
+
+def total_of_period(seen: Period) -> Total:
+    """Return the sums of a whole time as they are compared."""
+    return Total(**msgspec.structs.asdict(seen))
