@@ -127,7 +127,7 @@ class Texts:
     ) -> None:
         """`max_text_bytes` bounds a prompt, and an answer."""
         self._book = book
-        self._counter = instruments.stored_texts
+        self._instruments = instruments
         self._max_text_bytes = max_text_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[Text] = deque()
@@ -215,7 +215,7 @@ class Texts:
 
     def _count(self, result: str, num: int) -> None:
         if num:
-            self._counter.add(num, {"result": result})
+            self._instruments.stored_texts.add(num, {"result": result})
 
     async def _sweep_all(self) -> None:
         while True:

