@@ -121,13 +121,15 @@ def is_early(state: RatioState, *, moving: bool, alarms_s: Sequence[float]) -> b
 def _ticks_needed(state: RatioState, verdict: "_Verdict", sight: Sight, limits: RatioLimits, now_s: float) -> int:
     """Return how many ticks in a row must favour a move.
 
-    A change of demand just seen is confirmation enough. So is a clear measurement before the first move of all: the
-    split is one that nobody has chosen knowing the traffic.
+    A change of demand just seen is confirmation enough. So is a clear measurement before the first move of all, if it
+    is one to prefill: nobody has chosen the split knowing the traffic, and the work of prompts is known as they
+    arrive; how long answers get is not.
     """
     if verdict.gain < limits.clear_gain:
         return limits.patient_ticks
     changed = bool(sight.alarms_s) and now_s - sight.alarms_s[-1] <= 2 * limits.detect_s
-    first = state.last_move_s is None and _error(sight.demand) <= limits.sure_error
+    to_prefill = verdict.way is not None and verdict.way.to_role is Role.PREFILL
+    first = to_prefill and state.last_move_s is None and _error(sight.demand) <= limits.sure_error
     return 1 if changed or first else limits.confirm_ticks
 
 

@@ -116,6 +116,11 @@ def test_a_clear_measurement_needs_no_second_tick_before_the_first_move_of_all()
     for unclear in (msgspec.structs.replace(clear, span_s=5.0), msgspec.structs.replace(clear, dispersion=9.0)):
         _, _, made = ticks(sight_of(Split(prefill=2, decode=6), unclear), 1)
         assert made[0].why is Why.UNCONFIRMED
+    answers = msgspec.structs.replace(
+        ANSWERS, dispersion=2.0, span_s=60.0
+    )  # their lengths are not measured as they come
+    _, _, made = ticks(sight_of(Split(prefill=6, decode=2), answers), 1)
+    assert made[0].why is Why.UNCONFIRMED
     moved_before = RatioState(last_move_s=-500.0, last_from=Role.DECODE, last_to=Role.PREFILL)
     _, _, made = ticks(sight_of(Split(prefill=2, decode=6), clear), 1, state=moved_before)
     assert made[0].why is Why.UNCONFIRMED
