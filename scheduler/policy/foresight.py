@@ -67,9 +67,10 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
     """What has been seen: sums over requests, the past fading, of what was foreseen for each and whether it missed."""
 
     ended: float = 0.0
+    """Without structural misses, as everything here."""
     missed: float = 0.0
     possible: float = 0.0
-    """Those of the ended that are no structural misses: the sums below are over these."""
+    """Those of the ended for which something was foreseen: the sums below are over these."""
     short: float = 0.0
     foreseen: float = 0.0
     square: float = 0.0
@@ -90,8 +91,8 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
         short = outcomes.short if self.last is not None else 0
         last = self.last or 0.0
         return Foresight(
-            ended=left * self.ended + outcomes.ended,
-            missed=left * self.missed + outcomes.missed,
+            ended=left * self.ended + outcomes.ended - outcomes.structural,
+            missed=left * self.missed + outcomes.missed - outcomes.structural,
             possible=left * self.possible + possible,
             short=left * self.short + short,
             foreseen=left * self.foreseen + last * possible,
@@ -113,5 +114,5 @@ class Foresight(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attained(self) -> float:
-        """Share (0 to 1) of the requests of lately that met their targets."""
+        """Share (0 to 1) of the requests of lately that met their targets; structural misses are left out."""
         return 1 - (self.missed + _ATTAINED_WEIGHT * (1 - _ATTAINED)) / (self.ended + _ATTAINED_WEIGHT)

@@ -49,7 +49,7 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     period_s: float = 5.0
     target: float = 0.95
-    """Share (0 to 1) of requests that shall be in time, over hours."""
+    """Share (0 to 1) of requests that shall be in time over hours, of those that an idle machine would serve."""
     spare: float = 0.01
     """What must have been attained beyond the target lately for `goal` to hold; with less of it, more is asked for."""
     goal: float = 0.85
