@@ -14,14 +14,15 @@ def figures_of(rows: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]
     """Return the results: sums over all seeds and over the held-out ones, then every row."""
     return {
         **{key: more[key] for key in ("day_hours", "boot_s")},
-        "all": _sum(rows),
-        "held_out": _sum([row for row in rows if row["seed"] >= HELD_OUT]),
+        "all": sum_of(rows),
+        "held_out": sum_of([row for row in rows if row["seed"] >= HELD_OUT]),
         **{key: value for key, value in more.items() if key not in ("day_hours", "boot_s")},
         "days": list(rows),
     }
 
 
-def _sum(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what some days come to together."""
     requests = sum(row["requests"] for row in rows)
     compared = [row for row in rows if row["oracle_hours"] is not None]
     hours, oracle = (sum(row[key] for row in compared) for key in ("worker_hours", "oracle_hours"))
@@ -56,8 +57,8 @@ def table_of_days(figures: Mapping[str, Any]) -> str:
     for name in figures["played"]:
         rows = [row for row in figures["days"] if row["model"] == name]
         lines.append(
-            f"| {name} | {_range(rows, 'attainment', percent=True)} | {_range(rows, 'over_oracle')}"
-            f" | {_range(rows, 'over_oracle_of_each_slot')} | {_range(rows, 'events_per_5min')} |"
+            f"| {name} | {span_of(rows, 'attainment', percent=True)} | {span_of(rows, 'over_oracle')}"
+            f" | {span_of(rows, 'over_oracle_of_each_slot')} | {span_of(rows, 'events_per_5min')} |"
         )
     for name, of in (("all, every seed", figures["all"]), ("all, held-out seeds", figures["held_out"])):
         if not of["seeds"]:
@@ -81,7 +82,8 @@ def table_of_steady_load(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _range(rows: Sequence[Mapping[str, Any]], key: str, *, percent: bool = False) -> str:
+def span_of(rows: Sequence[Mapping[str, Any]], key: str, *, percent: bool = False) -> str:
+    """Return the lowest and the highest value of some rows, as a cell."""
     values = [row[key] for row in rows if row[key] is not None]
     if not values:
         return "not searched"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from benches.autoscale_paper import read_paper, table_of_paper
 from benches.autoscale_report import read, table_of_days, table_of_steady_load
 from benches.plan_tables import agreement_table, choices_table, mocker_table, pairs_table, peers_table
 from benches.scale_table import box_table
@@ -82,7 +83,8 @@ def planner(page: str) -> str:
 def autoscaling(page: str) -> str:
     """Return docs/autoscaling.md with the tables that follow from benches/results."""
     figures = read()
-    return rewritten(rewritten(page, "days", table_of_days(figures)), "steady", table_of_steady_load(figures))
+    page = rewritten(rewritten(page, "days", table_of_days(figures)), "steady", table_of_steady_load(figures))
+    return rewritten(page, "paper", table_of_paper(read_paper()))
 
 
 PERFORMANCE = Path(__file__).with_name("performance.md")
