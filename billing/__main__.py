@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from asyncio import TaskGroup
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from billing.delivery import Backoff, Delivery
 from billing.jobs import DAYS_AHEAD, Job, Jobs, keep
 from billing.partitions import Partitions
 from billing.prices import sync_catalog
+from billing.retold import Retold
 from billing.settings import Settings
 from billing.spans import TracedUsageSink
 from billing.streams import GroupReader
@@ -52,6 +53,7 @@ log: Final = structlog.get_logger()
 _METERS: Final = 3
 _RESTART_S: Final = 1.0
 _LOOK_S: Final = 5.0
+_RESTORE_S: Final = 600.0
 
 
 class Stopped(Exception):
@@ -119,6 +121,15 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
                 linger_s=settings.linger_s,
             )
             tasks.create_task(keep(Job("attempts", _RESTART_S, attempts.run)))
+            instruments.usage_restored.add(0, {"source": "journals"})  # so that its first increase is one
+            retold = Retold(
+                engine,
+                redis,
+                AttemptSink(engine, partitions),
+                pools=partial(_all_pools, redis, catalog),
+                restored=lambda number: instruments.usage_restored.add(number, {"source": "journals"}),
+            )
+            tasks.create_task(keep(Job("retold", _LOOK_S, retold.look, longest_s=_RESTORE_S)))
             sweeper = Sweeper(redis, SettlementScripts(redis), period_s=settings.sweep_period_s)
             tasks.create_task(keep(Job("sweeper", _RESTART_S, sweeper.run)))
             tasks.create_task(watch_loop_lag(instruments))
@@ -134,6 +145,11 @@ async def serve(settings: Settings, catalog: Catalog, instruments: Instruments, 
 async def _follow_added(redis: Redis, finals: GroupReader) -> None:
     """Read what workers of models count that were added beside the catalogue's file."""
     await finals.follow(attempt_streams([one.pool for one in await read_added(redis) or ()]))
+
+
+async def _all_pools(redis: Redis, catalog: Catalog) -> Sequence[str]:
+    """Return the catalogue's pools and those of models that were added beside its file."""
+    return sorted({*catalog.pools, *(one.pool for one in await read_added(redis) or ())})
 
 
 @asynccontextmanager

@@ -139,6 +139,16 @@ def attempts_dead_letters(pool: str) -> str:
     return f"pdgate:{{m:{pool}}}:attempts-dead"
 
 
+def redis_life(pool: str) -> str:
+    """Return the run id of the Redis that the pool's leader has last read its inbox from."""
+    return f"pdgate:{{m:{pool}}}:redis-life"
+
+
+def retold(pool: str) -> str:
+    """Return the stream of what workers say again after Redis began another life: lines of their journals."""
+    return f"pdgate:{{m:{pool}}}:retold"
+
+
 def series(pool: str) -> str:
     """Return the stream of the pool's course, one contracts.series.Point each 5 s, for a day."""
     return f"pdgate:{{m:{pool}}}:series"

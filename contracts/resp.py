@@ -168,6 +168,8 @@ class RespConnection:
         self._timeout_s = timeout_s
         self._protocol: _Protocol | None = None
         self._opening = asyncio.Lock()
+        self.num_opened = 0
+        """How often it was opened. Another number than before: Redis may have begun another life since."""
 
     async def call(self, *command: Argument) -> Any:
         """Return the reply to one command. Raises redis.exceptions.RedisError."""
@@ -208,6 +210,7 @@ class RespConnection:
         async with self._opening:
             if self._protocol is None or self._protocol.lost:
                 self._protocol = await self._connect()
+                self.num_opened += 1
             return self._protocol
 
     def _made(self) -> _Protocol:

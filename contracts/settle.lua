@@ -5,18 +5,20 @@
 -- KEYS[6] cached prompt tokens that were given back while it ran
 -- ARGV[1] msgpack map: now_ms, cost (nano-units), actual {meter -> tokens of the rate meters},
 --         scopes: keys of every budget that may be about this request,
---         unreserved (optional): {rates, budgets} of a request that was let in while Redis did not answer
+--         unreserved (optional): {rates, budgets} of a request that was let in while Redis did not answer,
+--         ran: it was let in, so that there was a reservation
 -- ARGV[2] the usage event (opaque bytes)      ARGV[3] milliseconds to keep KEYS[4]
 --
--- Returns 1 when this call settled, 0 when there was no reservation: settled before, a normal answer.
+-- Returns 1 when this call settled; 2 when it did without a reservation, which Redis has lost with its last seconds
+-- (neither it nor KEYS[4] is there, and the request ran); 0 when it was settled before, a normal answer.
 
 local raw = redis.call('GET', KEYS[1])
 local s = cmsgpack.unpack(ARGV[1])
 local a
 if raw then
   a = cmsgpack.unpack(raw)
-elseif s.unreserved and redis.call('EXISTS', KEYS[4]) == 0 then
-  a = s.unreserved
+elseif (s.unreserved or s.ran) and redis.call('EXISTS', KEYS[4]) == 0 then
+  a = s.unreserved or {rates = {}, budgets = {}}
 else
   return 0
 end
@@ -74,4 +76,5 @@ if raw then
 end
 redis.call('XADD', KEYS[3], '*', 'd', ARGV[2])
 redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
-return 1
+if raw or s.unreserved then return 1 end
+return 2

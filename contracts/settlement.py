@@ -4,6 +4,7 @@ The gateway settles what it served; the scheduler settles for a dead gateway; bi
 nobody settled. All three run the same settle.lua, so a request is settled once.
 """
 
+import enum
 import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -120,6 +121,14 @@ class NotExtended(msgspec.Struct, frozen=True):
     available: int
 
 
+class Settled(enum.IntEnum):
+    """What became of a settlement. True when this call settled."""
+
+    BEFORE = 0  # by whoever came first
+    NOW = 1
+    UNRESERVED = 2  # now, although Redis had lost the reservation
+
+
 ReserveAnswer = Reserved | LimitHit | KeyStateDiffers | Duplicate | BudgetUnknown
 
 
@@ -192,19 +201,22 @@ class SettlementScripts:
 
     async def settle(
         self, event: UsageEvent, actual: Mapping[str, int], *, unreserved: Unreserved | None = None
-    ) -> bool:
-        """Settle `event.rid`; return False when it was settled before.
+    ) -> Settled:
+        """Settle `event.rid`, unless it was settled before.
+
+        That is known for ten minutes; whoever settles later writes an event that billing knows already. Of a request
+        that was refused nothing is written unless it is reserved: whether it ever was is not known to who settles it.
 
         `actual`: what to leave charged on each rate meter; a meter that is absent stays as reserved.
         `unreserved`: what to charge where there may be no reservation.
         """
         names, args = settle_call(event, actual, unreserved=unreserved)
         answer: Any = await self._settle(keys=names, args=args)
-        return bool(answer == 1)
+        return Settled(answer)
 
 
 def settle_script(connection: RespConnection) -> Script:
-    """Return settle.lua, for who settles many at once (Script.call_all). It returns 1, or 0 when settled before."""
+    """Return settle.lua, for who settles many at once (Script.call_all). It returns a Settled."""
     return connection.register_script((files("contracts") / "settle.lua").read_text())
 
 
@@ -222,6 +234,7 @@ def settle_call(
         "now_ms": int(time.time() * 1000),
         "cost": event.cost,
         "actual": dict(actual),
+        "ran": event.outcome is not Outcome.REFUSED,
         "scopes": [
             keys.budget(event.org, scope, scope_id)
             for scope, scope_id in (

@@ -5,6 +5,7 @@ import time
 import structlog
 
 from contracts.rating import Meter
+from contracts.settlement import Settled
 from gateway.talkers import TopTalkers
 from gateway.terms import Closed
 from gateway.traces import Traces
@@ -20,7 +21,14 @@ class Records:
         self._instruments = instruments
         self._traces = traces
         self._talkers = TopTalkers()
+        instruments.usage_restored.add(0, {"source": "gateway"})  # so that its first increase is one
         instruments.observe("pdgate_tenant_token_share", self._talkers.shares)
+
+    def restored(self, closed: Closed, settled: Settled) -> None:
+        """Take one whose settlement, or reservation, Redis acknowledged and lost."""
+        self._instruments.usage_restored.add(1, {"source": "gateway"})
+        event = closed.event
+        log.warning("usage_restored", rid=event.rid, org=event.org, cost_nano=event.cost, lost=settled.name.lower())
 
     def settled(self, closed: Closed, *, lag_ms: float) -> None:
         """Take one request that this gateway settled, `lag_ms` after its end."""

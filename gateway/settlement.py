@@ -8,12 +8,14 @@
 3. While Redis is away, what waits is also written to the journal; when Redis is back, everything in
    memory and in the journal is settled and the journal is emptied. A gateway that starts adopts the
    journals of dead ones.
+4. What Redis acknowledged it may still lose when it is killed or a replica takes over. Once the connection had to be
+   opened anew, what was settled in the last seconds is settled again: that changes nothing, unless it was lost.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -21,11 +23,12 @@ from redis.exceptions import RedisError
 
 from contracts import keys
 from contracts.resp import Command, RespConnection, ScriptCall
-from contracts.settlement import actual_usage, outcome_of, settle_call, settle_script
+from contracts.settlement import Settled, actual_usage, outcome_of, settle_call, settle_script
 from contracts.wire import FIELD, encode
 from gateway.journal import Journal
 from gateway.records import Records
 from gateway.terms import Closed
+from gateway.unconfirmed import Unconfirmed
 
 log = structlog.get_logger()
 
@@ -34,6 +37,7 @@ FINISH_WITHIN_S: Final = 0.02
 
 _BATCH: Final = 64
 _RETRY_S: Final = 0.2
+_LOOK_S: Final = 1.0  # for another life of Redis, while nothing ends
 _OUTCOMES_KEPT: Final = 100_000
 
 
@@ -41,6 +45,7 @@ class Settlement:
     """Settles closed requests. `recover`, then `run` until cancelled, then `drain` before and `close` after."""
 
     def __init__(self, connection: RespConnection, journal: Journal, records: Records, *, max_waiting: int) -> None:
+        self._connection = connection
         self._script = settle_script(connection)
         self._journal = journal
         self._records = records
@@ -54,6 +59,8 @@ class Settlement:
         self._unsettled: Counter[str] = Counter()  # by organisation, of those in memory
         self._num_offered = self._num_settled = 0  # of those in memory, which are settled in order
         self._progress = asyncio.Event()
+        self._unconfirmed = Unconfirmed()
+        self._num_opened = 0  # the connection that settled what is unconfirmed
 
     @property
     def num_waiting(self) -> int:
@@ -105,6 +112,9 @@ class Settlement:
         """Settle what is offered, however long Redis is away."""
         while True:
             batch = await self._next_batch()
+            if not batch and not self._settled:
+                await self._look_again()
+                continue
             await self._settle_surely(batch)
             self._count(batch)
             if self._waiting.empty() and not self._settled:
@@ -113,9 +123,13 @@ class Settlement:
                     self._idle.set()
 
     async def _next_batch(self) -> list[Closed]:
-        """Return what waits; nothing when nothing comes in time to take the settled ones' records along."""
+        """Return what waits; nothing when nothing comes in time to take the settled ones' records along.
+
+        Nor when it is time to look whether Redis lives.
+        """
+        longest_s = FINISH_WITHIN_S if self._settled else _LOOK_S if self._unconfirmed else None
         try:
-            async with asyncio.timeout(FINISH_WITHIN_S if self._settled else None):
+            async with asyncio.timeout(longest_s):
                 batch = [await self._waiting.get()]
         except TimeoutError:
             return []
@@ -158,7 +172,8 @@ class Settlement:
         self._in_hand = batch
         while True:
             try:
-                await self._settle_all(batch)
+                await self._settle_all(batch, self._note)
+                await self._confirm(batch)
                 break
             except (RedisError, OSError) as error:
                 await self._wait_for_redis(batch, error)
@@ -166,6 +181,24 @@ class Settlement:
         if not self._redis_up:
             log.info("settlements_resumed", num_waiting=self._waiting.qsize())
             self._redis_up = True
+
+    async def _confirm(self, settled: Sequence[Closed]) -> None:
+        """Keep what is settled for a while, and what Redis lost of the last seconds settle again. Raises RedisError."""
+        if not self._unconfirmed:
+            self._num_opened = self._connection.num_opened
+        self._unconfirmed.add(settled)
+        while self._num_opened != (opened := self._connection.num_opened):
+            for batch in self._unconfirmed.batches(_BATCH):
+                self._unconfirmed.add(await self._settle_all(batch, self._records.restored))
+            self._num_opened = opened
+        self._unconfirmed.forget_old()
+
+    async def _look_again(self) -> None:
+        try:
+            await self._connection.call("PING")
+            await self._confirm(())
+        except (RedisError, OSError) as error:
+            log.info("settlements_unconfirmed", kept=len(self._unconfirmed), error=str(error))
 
     async def _wait_for_redis(self, left: Sequence[Closed], error: Exception) -> None:
         """Secure everything that waits, once per outage, and pause. Settling again is harmless."""
@@ -180,8 +213,11 @@ class Settlement:
                 self._waiting.put_nowait(closed)
         await asyncio.sleep(_RETRY_S)
 
-    async def _settle_all(self, batch: Sequence[Closed]) -> None:
-        """Settle each request, and clear the records of those before. Raises RedisError when Redis took not all."""
+    async def _settle_all(self, batch: Sequence[Closed], note: Callable[[Closed, Settled], None]) -> Sequence[Closed]:
+        """Settle each request, and clear the records of those before. Note and return those not settled before.
+
+        Raises RedisError when Redis took not all.
+        """
         settling: list[tuple[Closed, ScriptCall]] = []
         for closed in batch:
             try:
@@ -196,13 +232,21 @@ class Settlement:
         for command, reply in zip(clearing, replies[len(settling) :], strict=True):
             if isinstance(reply, Exception):  # would be refused again
                 log.error("record_not_cleared", command=command[0], key=command[1], error=str(reply))
+        first: list[Closed] = []
         for (closed, _), reply in zip(settling, replies, strict=False):
             if isinstance(reply, Exception):
                 _refused(closed, reply)
-            elif reply == 1:
-                self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
-            else:  # by a scheduler that took us for dead, or by us before an answer was lost
-                log.info("settled_before", rid=closed.event.rid)
+            elif reply:
+                note(closed, Settled(reply))
+                first.append(closed)
+            else:  # by a scheduler that took us for dead, or by us: before an answer was lost, or to be sure
+                log.debug("settled_before", rid=closed.event.rid)
+        return first
+
+    def _note(self, closed: Closed, settled: Settled) -> None:
+        self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
+        if settled is Settled.UNRESERVED:
+            self._records.restored(closed, settled)
 
     def _clearing(self) -> list[Command]:
         """Return the commands that tell the schedulers of settled requests and clear the pools' records."""

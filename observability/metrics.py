@@ -61,6 +61,7 @@ COUNTERS: Final = _by_name(
     # billing
     Declared("usage_rows", "Usage rows by what became of them.", ("result",)),
     Declared("attempt_rows", "Attempt cost rows by what became of them.", ("result",)),
+    Declared("usage_restored", "Settlements that Redis acknowledged and lost, and who had kept them.", ("source",)),
 )
 
 HISTOGRAMS: Final = _by_name(
@@ -168,6 +169,7 @@ class Instruments:
         # billing
         self.usage_rows = counters["usage_rows"]
         self.attempt_rows = counters["attempt_rows"]
+        self.usage_restored = counters["usage_restored"]
 
     def ttft(self, ms: float, *, trace_id: str = "", **labels: str) -> None:
         """Record a time to first token."""

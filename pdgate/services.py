@@ -108,7 +108,8 @@ def start_valkey(folder: Path, *, start: Spawn = spawn) -> Service:
     """Start Valkey on `folder` with an append-only file, and wait until it answers.
 
     A power cut loses up to one second of what was acknowledged (`appendfsync everysec`). A kill loses nothing, unless
-    the disk is slow: while it is being synced, writes to the file are held back for up to two seconds.
+    the disk is slow: while it is being synced, writes to the file are held back for up to two seconds. What that was
+    about gateways and workers say again (decision 81).
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = short_socket(folder / "valkey.sock")

@@ -45,6 +45,15 @@ class Inbox:
             if "BUSYGROUP" not in str(error):
                 raise
 
+    async def is_of_another_life(self) -> bool:
+        """Return whether Redis began again since a leader asked this last: it may have lost what it had then."""
+        try:
+            life = str((await self._redis.info("server"))["run_id"]).encode()
+        except ResponseError:  # it does not say who it is
+            return False
+        before: Any = await self._redis.set(keys.redis_life(self._pool), life, get=True)
+        return before not in (None, life)
+
     async def claim_all(self) -> list[Entry]:
         """Take over every pending entry, one's own included, oldest first."""
         start: bytes = b"0-0"

@@ -341,12 +341,17 @@ class Term:
             try:
                 await self.outcomes.begin()
                 await self.inbox.ensure_group()
+                await self._look_for_old_data()
                 await self.takeover.take_claimed(await self.inbox.claim_all())
                 break
             except RedisError as error:
                 log.warning("take_over_failed", pool=self._pool, error=str(error))
                 await asyncio.sleep(_REDIS_RETRY_S)
         self.takeover.caught_up()
+
+    async def _look_for_old_data(self) -> None:
+        if await self.inbox.is_of_another_life():
+            self._dead_gateways.redis_began_again()
 
     async def _read_inbox(self) -> None:
         now_s = asyncio.get_running_loop().time
@@ -355,6 +360,7 @@ class Term:
         while True:
             try:
                 if broken_off:
+                    await self._look_for_old_data()
                     await self.takeover.take_claimed(await self.inbox.read_again())
                     broken_off = False
                 entries = await self.inbox.read(_BLOCK_S)

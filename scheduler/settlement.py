@@ -3,6 +3,9 @@
 A gateway is dead when its lease has been gone for `dead_after_s`. Its waiting requests end at once. Those on
 workers end by themselves: the workers see that nobody reads (READER_LOST), or, if the gateway only lost
 Redis, they finish and say that the last batch was delivered. Then the request is settled here.
+
+What comes back with old data of Redis may have been settled in what it lost, and its workers told to forget it. Billing
+knows from their journals whether it finished, so it has `RESTORED_WITHIN_S` before it is settled here at no cost.
 """
 
 import time
@@ -25,6 +28,7 @@ from scheduler.waiting import WaitingQueue
 log = structlog.get_logger()
 
 _GRACE_AFTER_DEADLINE_MS = 30_000
+RESTORED_WITHIN_S = 30.0  # workers say theirs within 2 s, and billing reads it when 10 s were quiet
 
 
 class DeadGateways:
@@ -55,6 +59,11 @@ class DeadGateways:
         self._now_s = now_s
         self._now_unix_ms = now_unix_ms
         self._missing_since_s: dict[str, float] = {}
+        self._old_data_s = -RESTORED_WITHIN_S
+
+    def redis_began_again(self) -> None:
+        """Take notice that what is claimed from here on may come from old data of Redis."""
+        self._old_data_s = self._now_s()
 
     async def look(self) -> None:
         """Check every gateway once and settle what can be settled. Raises redis.exceptions.RedisError."""
@@ -64,7 +73,7 @@ class DeadGateways:
         for dead in await self._dead(list(requests)):
             for request in requests[dead]:
                 self._wind_up(request)
-                if request.terminal and request.ended:
+                if request.terminal and request.ended and not self._may_be_restored(request):
                     await self._settle(request)
 
     async def _dead(self, gateway_ids: list[str]) -> list[str]:
@@ -83,6 +92,10 @@ class DeadGateways:
             log.warning("gateway_lease_gone", pool=self._pool, gateway_id=gateway_id)
         self._missing_since_s = missing
         return [gateway_id for gateway_id, since_s in missing.items() if now_s - since_s >= self._dead_after_s]
+
+    def _may_be_restored(self, request: Request) -> bool:
+        old = request.claimed and request.queued_s >= self._old_data_s
+        return old and self._now_s() < self._old_data_s + RESTORED_WITHIN_S
 
     def _wind_up(self, request: Request) -> None:
         """Bring an orphan to its end without starting anything for it."""

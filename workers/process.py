@@ -45,6 +45,7 @@ from workers.model_files import model_revision
 from workers.outbox import Limits
 from workers.profile import ProfileError, read_profile
 from workers.records import Journal, Recorder
+from workers.retelling import Retelling
 from workers.roles import RestartNeeded
 from workers.server import WorkerServer
 from workers.settings import Settings
@@ -277,7 +278,9 @@ async def serve(
     _observe_load(telemetry, server, settings)
     if settings.engine != "sglang":  # which sees to its own
         heap.settle()
-    sweeper = sweeper_of(settings)
+    beside: list[StoreSweeper | Retelling] = [Retelling(redis, settings.pool, journal)] if journal is not None else []
+    if (sweeper := sweeper_of(settings)) is not None:
+        beside.append(sweeper)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -285,9 +288,7 @@ async def serve(
     with telemetry.serve(*metrics_address("WORKER_METRICS_LISTEN", settings.metrics_listen)):
         log.info("worker_ready", address=address, role=settings.role, engine=settings.engine)
         try:
-            await _run_until(
-                stop, server, heartbeat, recorder, telemetry.instruments, sweeper, drain_s=settings.drain_s
-            )
+            await _run_until(stop, server, heartbeat, recorder, telemetry.instruments, beside, drain_s=settings.drain_s)
         except* RestartNeeded as needed:
             why = _first(needed)
             ending = Ending(status=EXIT_RESTART, role=why.role)
@@ -319,7 +320,7 @@ async def _run_until(
     heartbeat: Heartbeat,
     recorder: Recorder,
     instruments: Instruments,
-    sweeper: StoreSweeper | None,
+    beside: Sequence[StoreSweeper | Retelling],
     *,
     drain_s: float,
 ) -> None:
@@ -327,8 +328,7 @@ async def _run_until(
         await heartbeat.claim()
         running = [tasks.create_task(part.run()) for part in (server, heartbeat, recorder)]
         running.append(tasks.create_task(watch_loop_lag(instruments)))
-        if sweeper is not None:
-            running.append(tasks.create_task(sweeper.run()))
+        running += [tasks.create_task(one.run()) for one in beside]
         await stop.wait()
         log.info("worker_stops", running=len(server.assignments))
         await server.wind_down(drain_s)

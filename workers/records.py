@@ -1,6 +1,7 @@
 """Final counts for billing: a Redis stream, and a bounded journal on local disk beside it."""
 
 import asyncio
+import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,7 +32,7 @@ _json = msgspec.json.Encoder()
 
 
 class Journal:
-    """A file of JSON lines in `folder`, rotated at 16 MiB; four files are kept."""
+    """A file of JSON lines in `folder`, rotated at 16 MiB; four are kept. What is written survives a power cut."""
 
     def __init__(self, folder: Path, worker_id: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,6 +46,7 @@ class Journal:
             try:
                 while left:
                     left = left[file.write(left) :]
+                os.fdatasync(file.fileno())
             except OSError:
                 with suppress(OSError):
                     file.truncate(before)  # half a line would spoil the next one too
@@ -52,6 +54,20 @@ class Journal:
             full = file.tell() >= JOURNAL_BYTES
         if full:
             self._rotate()
+
+    def tail(self, num_bytes: int) -> list[bytes]:
+        """Return the whole lines among the last `num_bytes`, oldest first. Blocking. Raises OSError."""
+        parts: list[bytes] = []
+        for path in (self._path, self._path.with_suffix(".jsonl.1")):
+            if num_bytes <= 0 or not path.exists():
+                continue
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - num_bytes))
+                part = file.read()
+            parts.insert(0, part.partition(b"\n")[2] if size > num_bytes else part)
+            num_bytes -= len(part)
+        return [line for line in b"".join(parts).split(b"\n") if line]
 
     def _rotate(self) -> None:
         for age in range(JOURNAL_FILES - 2, -1, -1):

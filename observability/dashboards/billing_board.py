@@ -51,6 +51,14 @@ BILLING: Final = Board(
             "Books",
             (
                 Panel(
+                    title="Usage restored",
+                    queries=series("sum by (source) (increase(pdgate_usage_restored_total[15m]))", "{{source}}"),
+                    unit="short",
+                    description="Settlements that Redis acknowledged and lost, and that were made again.",
+                    healthy="0",
+                    warn=1,
+                ),
+                Panel(
                     title="Ledger drift",
                     queries=series("max(pdgate_ledger_drift_ratio)", "drift"),
                     unit="percentunit",

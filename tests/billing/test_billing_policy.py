@@ -5,6 +5,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from billing_rig import TINY, attempt_records, now_ms, usage_event
 from hypothesis import given
@@ -20,8 +21,9 @@ from contracts import keys
 from contracts.identity import new_rid
 from contracts.lifecycle import Path as ServingPath
 from contracts.rating import Meter, Price, Tokens, cost
-from contracts.settlement import Reservation, Reserved, SettlementScripts, encode_owner
+from contracts.settlement import Reservation, Reserved, SettlementScripts, actual_usage, encode_owner
 from contracts.slo import SloTarget
+from contracts.units import Nano
 from contracts.usage import EMPTY_ANSWER, REPEATED, Outcome
 from contracts.wire import Owner, encode
 
@@ -78,6 +80,26 @@ async def test_a_client_that_leaves_pays_for_what_was_done_until_the_stop(rig):
 @pytest.mark.parametrize("cause", ["worker_lost", "gateway_lost", "hand_off_failed"])
 async def test_what_we_break_costs_nothing_and_keeps_its_counts(rig, cause):
     await rig.bill(usage_event(outcome=Outcome.INTERRUPTED, cause=cause))
+    assert await charged(rig) == 0
+    assert await rig.scalar("SELECT sum(tokens) FROM billing.usage_record") == 180
+
+
+async def test_what_a_gateway_delivers_after_it_was_taken_for_dead_costs_nothing(rig):
+    """It stood still for longer than its lease: its request was settled as a dead one's when it settles it, too."""
+    finished = usage_event()
+    await rig.redis.hset(keys.key_states("org_acme"), "key_1", "active:1")
+    scripts = SettlementScripts(rig.redis)
+    made = Reservation(
+        rid=finished.rid, member=f"org_acme/{finished.rid}", now_ms=now_ms(), deadline_ms=now_ms() + 60_000,
+        key_id="key_1", key_state="active:1", owner="{}", pool="tiny",
+    )  # fmt: skip
+    assert isinstance(await scripts.reserve("org_acme", made), Reserved)
+    given_up = msgspec.structs.replace(
+        finished, outcome=Outcome.INTERRUPTED, cause="gateway_dead", cost=Nano(0), settled_by="scheduler"
+    )
+    assert await scripts.settle(given_up, actual_usage(given_up))
+    assert not await scripts.settle(finished, actual_usage(finished))
+    await rig.consume(rig.consumer(), 1)
     assert await charged(rig) == 0
     assert await rig.scalar("SELECT sum(tokens) FROM billing.usage_record") == 180
 

@@ -28,6 +28,7 @@ from contracts.settlement import (
     Rate,
     Reservation,
     Reserved,
+    Settled,
     SettlementScripts,
     Unreserved,
     actual_usage,
@@ -241,7 +242,7 @@ async def test_settling_refunds_to_the_actuals_and_emits_one_event(client, scrip
     for meter in (METER_REQUESTS, METER_PROMPT, METER_UNCACHED, METER_GENERATED, METER_TOKENS):
         await client.hset(keys.rate_bucket(ORG, "org", ORG, meter), "at", far)
     event = usage_event(rid=rid)
-    assert await scripts.settle(event, actual_usage(event)) is True
+    assert await scripts.settle(event, actual_usage(event)) is Settled.NOW
     assert await level(client, METER_REQUESTS) == 0, "no actual given: stays as reserved"
     assert await level(client, METER_PROMPT) == 1_000 - 130
     assert await level(client, METER_UNCACHED) == 1_000 - 100, "30 were cached"
@@ -276,7 +277,7 @@ async def test_settling_twice_or_at_once_from_many_sides_counts_once(client, scr
     assert await client.xlen(keys.usage_stream(shard_of(ORG))) == 1
     assert await budget_of(client) == (won[0].cost, 0)
     after = await snapshot(client)
-    assert await scripts.settle(sides[0], actual_usage(sides[0])) is False
+    assert await scripts.settle(sides[0], actual_usage(sides[0])) is Settled.BEFORE
     assert await snapshot(client) == after
 
 
@@ -287,18 +288,31 @@ async def test_a_budget_that_was_set_while_a_request_ran_is_charged_when_it_ends
     for scope, scope_id in (("key", event.key_id), ("credit", ORG)):
         await client.hset(keys.budget(ORG, scope, scope_id), "limit", 10**9)
     await client.hset(keys.budget(ORG, "project", event.project), "ends_ms", 10**14)  # a soft one: no limit
-    assert await scripts.settle(event, {}) is True
+    assert await scripts.settle(event, {}) is Settled.NOW
     assert await budget_of(client) == (event.cost, 0), "charged once"
     for scope, scope_id in (("key", event.key_id), ("credit", ORG)):
         assert int(await client.hget(keys.budget(ORG, scope, scope_id), "spent")) == event.cost
     assert await client.hget(keys.budget(ORG, "project", event.project), "spent") is None
 
 
-async def test_settling_what_was_never_reserved_does_nothing(client, scripts):
+async def test_a_request_that_was_refused_and_never_reserved_leaves_nothing(client, scripts):
     before = await snapshot(client)
-    event = usage_event()
-    assert await scripts.settle(event, actual_usage(event)) is False
+    event = usage_event(outcome=Outcome.REFUSED)
+    assert await scripts.settle(event, actual_usage(event)) is Settled.BEFORE
     assert await snapshot(client) == before
+
+
+async def test_a_request_whose_reservation_redis_lost_while_it_ran_is_settled_once_all_the_same(client, scripts):
+    event = usage_event()
+    key = keys.budget(ORG, "org", ORG)
+    await client.hset(key, mapping={"limit": 10**9, "spent": 5, "reserved": 7})  # rebuilt without it
+    assert await scripts.settle(event, actual_usage(event)) is Settled.UNRESERVED
+    assert await budget_of(client) == (5 + event.cost, 7)
+    ((_, fields),) = await client.xrange(keys.usage_stream(shard_of(ORG)))
+    assert msgspec.msgpack.decode(fields[FIELD.encode()], type=UsageEvent) == event
+    after = await snapshot(client)
+    assert await scripts.settle(event, actual_usage(event)) is Settled.BEFORE
+    assert await snapshot(client) == after
 
 
 async def test_money_beyond_what_a_double_holds_is_refused_and_the_last_exact_unit_is_not(client, scripts):
@@ -310,7 +324,7 @@ async def test_money_beyond_what_a_double_holds_is_refused_and_the_last_exact_un
     rid = new_rid(NOW)
     assert isinstance(await scripts.reserve(ORG, reservation(rid, budgets=[budget(2**60, 1)])), Reserved)
     event = usage_event(rid=rid, cost=1)
-    assert await scripts.settle(event, {}) is True
+    assert await scripts.settle(event, {}) is Settled.NOW
     assert await budget_of(client) == (MAX_EXACT_NANO, 0)
 
 
@@ -396,7 +410,7 @@ async def test_money_that_is_added_while_a_request_runs_comes_back_with_the_rest
     assert await budget_of(client) == (0, 900)
     assert await scripts.extend(ORG, event.rid, 101) == NotExtended(100)
     assert await budget_of(client) == (0, 900)
-    assert await scripts.settle(event, actual_usage(event)) is True
+    assert await scripts.settle(event, actual_usage(event)) is Settled.NOW
     assert await budget_of(client) == (700, 0)
     assert await scripts.extend(ORG, event.rid, 1) is None  # settled: nothing to pay for
     assert await budget_of(client) == (700, 0)
@@ -406,8 +420,8 @@ async def test_money_that_is_added_while_a_request_runs_comes_back_with_the_rest
 async def test_what_was_let_in_without_a_reservation_is_charged_once(client, scripts):
     event = usage_event(cost=700)
     unreserved = Unreserved(rates=[rate(METER_PROMPT, 6000, 600)], budgets=[budget(1000, 400)])
-    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is True
-    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is False
+    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is Settled.NOW
+    assert await scripts.settle(event, actual_usage(event), unreserved=unreserved) is Settled.BEFORE
     assert await budget_of(client) == (700, 0)
     assert await level(client, METER_PROMPT) == 6000 - event.tokens.prompt
     assert await client.xlen(keys.usage_stream(shard_of(ORG))) == 1

@@ -22,7 +22,14 @@ from contracts import keys
 from contracts.identity import NUM_SHARDS
 from contracts.resp import redis_client
 from tests.e2e.kill_rig import Load, Servers
-from tests.e2e.ledger_view import ledger_is_balanced, meters_of, nothing_is_reserved, requests, what_is_reserved
+from tests.e2e.ledger_view import (
+    ledger_is_balanced,
+    meters_of,
+    nothing_is_reserved,
+    requests,
+    restored,
+    what_is_reserved,
+)
 from tests.processes import Stack, until
 
 log = structlog.get_logger()
@@ -106,7 +113,13 @@ async def check(stack: Stack, redis: Redis, load: Load, engine, gateway_killed_s
         assert rows[rid]["outcome"] == "finished", dict(rows[rid])
         assert meters["decode"] == usage["completion_tokens"]
         assert meters["prefill_computed"] + meters["prefill_cached"] == usage["prompt_tokens"]
-    log.info("kill_rounds", finished=len(load.finished), broken=len(load.broken), unacknowledged_s=unacknowledged)
+    log.info(
+        "kill_rounds",
+        finished=len(load.finished),
+        broken=len(load.broken),
+        unacknowledged_s=unacknowledged,
+        restored={by: len(restored(stack.log(by))) for by in ("gateway", "billing")},
+    )
     assert len(unacknowledged) <= len(gateway_killed_s)
     assert all(row["cost"] == 0 for row in rows.values() if row["outcome"] not in ("finished", "client_left"))
     assert await ledger_is_balanced(database)
@@ -143,7 +156,7 @@ async def test_two_hundred_kills_at_random_points_lose_double_and_keep_nothing(k
 
 @pytest.mark.chaos
 async def test_what_a_lost_redis_took_along_is_restored_from_the_workers_journals(killable):
-    """Redis comes back empty, as after the promotion of a replica that had nothing: every answer is billed once."""
+    """Redis comes back empty, as after the promotion of a replica that had nothing, and the gateway died with it."""
     stack, servers = killable
     stack.start(
         "gateway", "scheduler", "prefill-0", "decode-0", "unified-0"
@@ -159,19 +172,21 @@ async def test_what_a_lost_redis_took_along_is_restored_from_the_workers_journal
     await until(lambda: nothing_is_reserved(redis), 60)
     marked = {mark[0] for mark in (await asyncio.to_thread(read_journals, stack.folder)).delivered}
     await until(lambda: load.finished.keys() <= marked or reread(stack, marked), 30)
+    stack.kill("gateway")  # it would settle again what it had settled
     await asyncio.to_thread(servers.kill, "valkey")
     await asyncio.to_thread(shutil.rmtree, servers.folder / "valkey")
     await asyncio.to_thread(servers.start, "valkey")
-    journals = await asyncio.to_thread(read_journals, stack.folder)
-    done = await restore(engine, redis, AttemptSink(engine, Partitions(engine)), journals)
-    assert set(done.requests) >= load.finished.keys()
-    stack.start("billing")
+    stack.start("gateway", "billing")
     database = await asyncpg.connect(stack.database_url)
 
     async def all_billed() -> bool:
         return load.finished.keys() <= (await requests(database)).keys()
 
-    await until(all_billed, 60)
+    await until(all_billed, 90)
+    assert restored(stack.log("billing")) >= load.finished.keys()
+    journals = await asyncio.to_thread(read_journals, stack.folder)
+    again = await restore(engine, redis, AttemptSink(engine, Partitions(engine)), journals)
+    assert again.requests == ()
     for rid, usage in load.finished.items():
         meters = await meters_of(database, rid)
         assert meters["decode"] == usage["completion_tokens"]

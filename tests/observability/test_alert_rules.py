@@ -156,6 +156,11 @@ CASES: dict[str, tuple[dict[str, str], list[tuple[str, str]], list[tuple[str, st
     "PdgateUsageStreamLag": ({}, [("pdgate_usage_stream_lag", "10001x400")], [("pdgate_usage_stream_lag", "9000x400")]),
     "PdgateDeadLetters": ({}, [("pdgate_usage_dead_letters", "1x400")], [("pdgate_usage_dead_letters", "0x400")]),
     "PdgateRedisFileFailing": ({}, [("pdgate_redis_file_failing", "1x400")], [("pdgate_redis_file_failing", "0x400")]),
+    "PdgateUsageRestored": (
+        {"source": "gateway"},
+        [(metric("pdgate_usage_restored_total", source="gateway"), "0x25 3x400")],
+        [(metric("pdgate_usage_restored_total", source="gateway"), "3x400")],
+    ),
     "PdgateSettlementsWaiting": (
         {},
         [(metric("pdgate_settlements_waiting", instance=i), "300x400") for i in "ab"],

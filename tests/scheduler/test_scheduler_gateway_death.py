@@ -19,6 +19,7 @@ from contracts.settlement import (
     Reserved,
     SettlementScripts,
     encode_owner,
+    usage_event_of,
 )
 from contracts.usage import Outcome, UsageEvent
 from contracts.wire import FIELD
@@ -144,10 +145,13 @@ async def test_a_request_that_the_gateway_settled_before_it_died_is_not_settled_
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit()
+    await reserve(rig, request)
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
-    await gateway.die()  # after its settle script, before its ack: there is no reservation
+    event = usage_event_of(OWNER, rid=request.rid, pool=POOL, outcome=Outcome.FINISHED, tokens=Tokens(decode=8))
+    assert await SettlementScripts(rig.redis).settle(event, {})
+    await gateway.die()  # after its settle script, before its ack
     await eventually(lambda: request.rid not in pool.term.book)
-    assert await events(rig) == []
+    assert await events(rig) == [event]
     await eventually(lambda: all(not w.server.assignments.finals.all() for w in rig.workers))
 
 
