@@ -12,7 +12,7 @@ The settle script decides races: the request is settled once, by whoever came fi
 
 import time
 from asyncio import sleep, timeout
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -22,16 +22,33 @@ from redis.exceptions import RedisError, ResponseError
 
 from contracts import keys
 from contracts.identity import NUM_SHARDS
-from contracts.settlement import SettlementScripts, actual_usage, decode_owner, decode_reservation, usage_event_of
+from contracts.settlement import (
+    Reservation,
+    SettlementScripts,
+    actual_usage,
+    decode_owner,
+    decode_reservation,
+    usage_event_of,
+)
 from contracts.usage import Outcome
+from contracts.wire import Owner
 
 log: Final = structlog.get_logger()
 
 GRACE_MS: Final = 120_000
-GONE_S: Final = 15.0
-"""Schedulers settle what they know of a dead gateway within a few seconds."""
+GONE_S: Final = 30.0
+"""Schedulers settle what they know of a dead gateway within seconds; what Redis lost is restored by then."""
 _BATCH: Final = 200
 _SWEEP_S: Final = 60.0
+
+
+class _Left(msgspec.Struct, frozen=True):
+    """An open reservation."""
+
+    org: str
+    rid: str
+    reservation: Reservation
+    owner: Owner
 
 
 class Sweeper:
@@ -74,7 +91,9 @@ class Sweeper:
         settled = 0
         for shard, members in enumerate(await pipe.execute()):
             for member in members:
-                settled += await self._settle(shard, member.decode() if isinstance(member, bytes) else member)
+                left = await self._read(shard, member)
+                if left is not None:
+                    settled += await self._settle(left, Outcome.LOST, "nobody_settled")
         return settled
 
     async def bury(self) -> int:
@@ -85,7 +104,9 @@ class Sweeper:
         settled = 0
         for shard in range(NUM_SHARDS):
             async for member, _ in self._redis.zscan_iter(keys.open_reservations_of_shard(shard), count=_BATCH):
-                settled += await self._settle(shard, member.decode(), of=gone)
+                left = await self._read(shard, member)
+                if left is not None and left.reservation.gateway_id in gone and not await self._in_flight(left):
+                    settled += await self._settle(left, Outcome.INTERRUPTED, "gateway_dead")
         self._buried |= gone
         return settled
 
@@ -103,29 +124,31 @@ class Sweeper:
         self._buried &= absent
         return {name for name, since_s in self._absent_s.items() if now_s - since_s >= GONE_S} - self._buried
 
-    async def _settle(self, shard: int, member: str, *, of: Collection[str] | None = None) -> bool:
-        """Settle a reservation as lost, or, with `of`, as interrupted if it is of these gateways and not in flight."""
-        org, _, rid = member.rpartition("/")
+    async def _read(self, shard: int, member: bytes) -> _Left | None:
+        """Return an open reservation; None when it is lost, or cannot be read."""
+        org, _, rid = member.decode().rpartition("/")
         raw: Any = await self._redis.get(keys.reservation(org, rid))
         if raw is None:  # its key was lost with Redis data: nothing is reserved any more
             await self._redis.zrem(keys.open_reservations_of_shard(shard), member)
-            return False
+            return None
         try:
             reservation = decode_reservation(raw)
-            owner = decode_owner(reservation.owner)
+            return _Left(org, rid, reservation, decode_owner(reservation.owner))
         except msgspec.DecodeError:  # stays open and is said every period: it holds a tenant's limits
             log.exception("reservation_unreadable", org=org, rid=rid)
-            return False
-        if of is not None and (
-            reservation.gateway_id not in of or await self._redis.exists(keys.inflight(reservation.pool, rid))
-        ):
-            return False
+            return None
+
+    async def _in_flight(self, left: _Left) -> bool:
+        return bool(await self._redis.exists(keys.inflight(left.reservation.pool, left.rid)))
+
+    async def _settle(self, left: _Left, outcome: Outcome, cause: str) -> bool:
+        """Settle a reservation at no cost; return whether nobody had."""
         event = usage_event_of(
-            owner,
-            rid=rid,
-            pool=reservation.pool,
-            outcome=Outcome.LOST if of is None else Outcome.INTERRUPTED,
-            cause="nobody_settled" if of is None else "gateway_dead",
+            left.owner,
+            rid=left.rid,
+            pool=left.reservation.pool,
+            outcome=outcome,
+            cause=cause,
             attempts=0,
             estimated=True,
             settled_by="billing",
@@ -133,15 +156,15 @@ class Sweeper:
         try:
             settled = await self._scripts.settle(event, actual_usage(event))
         except ResponseError:  # stays open and is said every period; the others must not wait for it
-            log.exception("reservation_not_settled", org=org, rid=rid)
+            log.exception("reservation_not_settled", org=left.org, rid=left.rid)
             return False
         if settled:
             log.warning(
                 "request_lost",
-                org=org,
-                rid=rid,
-                pool=reservation.pool,
-                deadline_ms=reservation.deadline_ms,
-                cause=event.cause,
+                org=left.org,
+                rid=left.rid,
+                pool=event.pool,
+                deadline_ms=left.reservation.deadline_ms,
+                cause=cause,
             )
-        return settled
+        return bool(settled)

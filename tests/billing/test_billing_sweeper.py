@@ -69,7 +69,7 @@ async def test_an_abandoned_reservation_gives_everything_back_and_is_recorded_as
 
 async def test_a_request_that_the_gateway_settles_late_is_still_settled_once(rig, open_request):
     event = usage_event(rid=open_request)
-    assert await SettlementScripts(rig.redis).settle(event, actual_usage(event)) is True
+    assert await SettlementScripts(rig.redis).settle(event, actual_usage(event))
     assert await sweeper(rig, DEADLINE + GRACE_MS).sweep() == 0
     assert await rig.redis.xlen(keys.usage_stream(shard_of(ORG))) == 1
 
