@@ -25,7 +25,7 @@ from billing.corrections import Wanted, correct
 from billing.credits import NewGrant, grant, lock_organisation
 from billing.invoice_book import Invoice, State, find_invoice, tenants_to_invoice_across_tenants
 from billing.moments import moment, unix_ms
-from billing.payments import MANUAL, BadEvent
+from billing.payments import MANUAL, BadEvent, PaymentUnavailable
 from billing.periods import Period, month_before, month_named
 from billing.price_preview import Proposal, preview_price
 from billing.prices import Terms, check_price, price_of, set_price
@@ -302,6 +302,9 @@ class Admin(billing_pb2_grpc.AdminServicer):
         except BadEvent as error:
             log.warning("payment_event_refused", provider=request.provider, error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PaymentUnavailable as error:
+            log.info("payment_event_waits", provider=request.provider, why=str(error))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except (SQLAlchemyError, OSError) as error:
             log.warning("admin_failed", error=f"{type(error).__name__}: {error}")
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the database does not answer: {type(error).__name__}")

@@ -7,6 +7,8 @@
 3. What it says is compared with what was asked, amount and currency. If they differ nothing is recorded, the row says
    `mismatch`, and a person looks.
 4. Money that arrives for an invoice that was written off meanwhile is not lost: it becomes credit.
+5. What the provider gave back without being asked from here becomes a credit note. Its messages say how much went back
+   in all, so what is known of that already is taken off.
 
 A message can only move a row forward: what is paid stays paid, and an older refusal changes nothing.
 """
@@ -29,6 +31,7 @@ from billing.invoice_book import Invoice, State, find_invoice, outstanding
 from billing.moments import moment
 from billing.payments import (
     Asked,
+    BadEvent,
     Collected,
     GivenBack,
     PaymentEvent,
@@ -38,6 +41,7 @@ from billing.payments import (
     Pending,
     Said,
 )
+from billing.refunds import record_refund
 
 log: Final = structlog.get_logger()
 
@@ -45,6 +49,7 @@ _BATCH: Final = 500  # a round
 _FIRST_PAUSE_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 6 * 3600.0
 _ANSWER_S: Final = 120.0  # a provider's own retries are over by then
+_HEARD_S: Final = 5.0  # who tells waits for us
 
 
 class Collector:
@@ -109,8 +114,19 @@ class Collector:
         return max(0, paid - back)
 
     async def told(self, body: bytes, signature: str) -> bool:
-        """Record what a message says; False = it is about nothing of ours. Raises BadEvent."""
-        event = self._provider.event(body, signature)
+        """Record what a message says; False = it is about nothing of ours.
+
+        Raises:
+            BadEvent: it is not the provider's.
+            PaymentUnavailable: it is to be told again later.
+        """
+        try:
+            async with asyncio.timeout(_HEARD_S):
+                event = await self._provider.event(body, signature)
+        except TimeoutError:
+            raise PaymentUnavailable("the provider does not answer what its message is about") from None
+        except PaymentRefused as error:
+            raise BadEvent(str(error)) from None
         if event is None:
             return False
         async with self._engine.begin() as conn:
@@ -219,10 +235,16 @@ class Collector:
         left = await outstanding(conn, found)
         if row is None:
             row = await self._found_at_the_provider(conn, found, event, left)
+        await self._record(conn, found, row, left, event)
+        return True
+
+    async def _record(
+        self, conn: AsyncConnection, found: Invoice, row: Collection, left: int, event: PaymentEvent
+    ) -> None:
         match event.said:
             case Said.PAID:
                 if row.state is Stage.PAID:
-                    return True
+                    return
                 right = event.currency.upper() == found.currency.upper() and event.amount_cents in (
                     row.amount_cents,
                     left,
@@ -231,7 +253,7 @@ class Collector:
                     await self._mismatch(
                         conn, found, event.reference, event.amount_cents, event.currency, row.amount_cents
                     )
-                    return True
+                    return
                 collected = Collected(reference=event.reference, amount_cents=event.amount_cents)
                 await self._paid(conn, event.organisation, row, collected)
             case Said.DECLINED if row.state in UNSETTLED and (row.said_at is None or event.at >= row.said_at):
@@ -245,13 +267,14 @@ class Collector:
                     reason=event.reason,
                     said_at=event.at,
                 )
+            case Said.REFUNDED:
+                await record_refund(conn, found, row, event, now=self._now())
             case Said.VOID if row.state in UNSETTLED:
                 await book.change(conn, found.id, state=Stage.WITHDRAWN, reference=event.reference, said_at=event.at)
                 if found.state is State.ISSUED:
                     await invoices.write_off(conn, event.organisation, found.id, now=self._now())
             case _:
                 pass  # older than what is known
-        return True
 
     async def _found_at_the_provider(
         self, conn: AsyncConnection, found: Invoice, event: PaymentEvent, left: int

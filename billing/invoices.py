@@ -187,16 +187,77 @@ async def credit_note(
         return known
     if found.kind != "invoice" or found.state is State.DRAFT:
         raise InvoiceError(f"a credit note corrects an issued invoice; this is a {found.state} {found.kind}")
-    before = sa.select(sa.func.coalesce(sa.func.sum(m.invoice.c.subtotal_cents), 0)).where(
-        m.invoice.c.corrects == invoice_id
-    )
-    given = int((await conn.execute(before)).scalar_one())
-    if not 0 < amount_cents <= found.subtotal_cents - given:
-        raise InvoiceError(f"at most {found.subtotal_cents - given} cents can be given back; got {amount_cents}")
+    subtotal_left, _ = await _not_given_back(conn, found)
+    if not 0 < amount_cents <= subtotal_left:
+        raise InvoiceError(f"at most {subtotal_left} cents can be given back; got {amount_cents}")
     step = cents_step(found.currency)
     if amount_cents % step:
         raise InvoiceError(f"{found.currency} has no cents: {amount_cents} of them cannot be given back")
     tax = cents(amount_cents * NANO_PER_CENT * found.tax_cents // found.subtotal_cents, step=step)
+    return await _write_note(
+        conn, found, note_id, amount_cents=amount_cents, tax=tax, reason=reason, now=now, refund_cents=refund_cents
+    )
+
+
+async def refund_note(
+    conn: AsyncConnection,
+    tenant: str,
+    invoice_id: uuid.UUID,
+    *,
+    refunded_cents: int,
+    reason: str,
+    idempotency: str,
+    now: datetime,
+) -> Invoice:
+    """Record what went back, tax included, to who paid an invoice, without a note of ours; return the note.
+
+    Raises:
+        InvoiceError: the invoice is not paid, or less is left of it than went back.
+    """
+    found = await _locked(conn, tenant, invoice_id)
+    note_id = uuid.uuid5(invoice_id, f"note:{idempotency}")
+    known = await find_one(conn, m.invoice.c.id == note_id)
+    if known is not None:
+        return known
+    if found.kind != "invoice" or found.state is not State.PAID:
+        raise InvoiceError(f"what was paid for a {found.state} {found.kind} cannot go back")
+    subtotal_left, total_left = await _not_given_back(conn, found)
+    if not 0 < refunded_cents <= total_left:
+        raise InvoiceError(f"at most {total_left} cents can go back; {refunded_cents} did")
+    share = refunded_cents * NANO_PER_CENT * found.tax_cents // found.total_cents
+    tax = cents(share, step=cents_step(found.currency))
+    amount_cents = min(refunded_cents - tax, subtotal_left)  # the last of several parts takes what rounding left
+    tax = refunded_cents - amount_cents
+    note = await _write_note(
+        conn, found, note_id, amount_cents=amount_cents, tax=tax, reason=reason, now=now, refund_cents=refunded_cents
+    )
+    await refunded(conn, tenant, note_id, amount_cents=refunded_cents, now=now)
+    return note
+
+
+async def _not_given_back(conn: AsyncConnection, found: Invoice) -> tuple[int, int]:
+    """Return what credit notes have left of an invoice: before tax, and with it; cents."""
+    c = m.invoice.c
+    query = sa.select(
+        sa.func.coalesce(sa.func.sum(c.subtotal_cents), 0), sa.func.coalesce(sa.func.sum(c.total_cents), 0)
+    ).where(c.corrects == found.id)
+    subtotal, total = (await conn.execute(query)).one()
+    return found.subtotal_cents - int(subtotal), found.total_cents - int(total)
+
+
+async def _write_note(
+    conn: AsyncConnection,
+    found: Invoice,
+    note_id: uuid.UUID,
+    *,
+    amount_cents: int,
+    tax: int,
+    reason: str,
+    now: datetime,
+    refund_cents: int,
+) -> Invoice:
+    """Write a credit note and post it. `tax` is in cents, too."""
+    tenant, invoice_id = found.organisation, found.id
     total = amount_cents + tax
     left = 0 if found.state is State.VOID else await outstanding(conn, found)
     from_due = min(total, left)

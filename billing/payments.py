@@ -72,10 +72,14 @@ class Said(enum.StrEnum):
     PAID = "paid"
     DECLINED = "declined"  # the provider may try again by itself
     VOID = "void"
+    REFUNDED = "refunded"  # begun here or there
 
 
 class PaymentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider tells of one of our invoices, by itself. `at`: its own time, whole seconds."""
+    """What a provider tells of one of our invoices, by itself. `at`: its own time, whole seconds.
+
+    `amount_cents`: what was paid, or, of refunds, everything that went back so far.
+    """
 
     said: Said
     organisation: str
@@ -112,6 +116,6 @@ class PaymentProvider(Protocol):
         """Ask for less, or refund."""
         ...
 
-    def event(self, body: bytes, signature: str) -> PaymentEvent | None:
-        """Return what a signed message says of an invoice of ours; None = nothing. Raises BadEvent."""
+    async def event(self, body: bytes, signature: str) -> PaymentEvent | None:
+        """Return what a signed message says of an invoice of ours; None = nothing. Raises BadEvent, too."""
         ...

@@ -8,7 +8,8 @@
    `hosted_invoice_url`, and a message says what became of it.
 
 What goes wrong on the way, and 409, 429 and 5xx, is tried again with the same key. Messages are taken when their
-signature is Stripe's and not older than five minutes. Stripe counts money in a currency's own smallest coin.
+signature is Stripe's and not older than five minutes. A refund's message names no invoice, so which one it is about is
+asked. Stripe counts money in a currency's own smallest coin.
 """
 
 import asyncio
@@ -51,6 +52,7 @@ _EVENTS: Final[Mapping[str, Said]] = {
     "invoice.marked_uncollectible": Said.DECLINED,
     "invoice.voided": Said.VOID,
 }
+_REFUNDED: Final = "charge.refunded"
 
 
 class _Object(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,15 @@ class _Object(msgspec.Struct, frozen=True, kw_only=True):
     amount_paid: int = 0
     metadata: dict[str, str] = {}
     hosted_invoice_url: str | None = None
+
+
+class _Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What we read of a payment of which something went back. `amount_refunded`: all that did so far."""
+
+    id: str
+    currency: str
+    amount_refunded: int = 0
+    payment_intent: str | None = None
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -187,11 +198,18 @@ class Stripe:
         }
         await self._do(lambda: self._api.credit_notes.create_async(told, _once(f"{note.number}-note")))
 
-    def event(self, body: bytes, signature: str) -> PaymentEvent | None:
-        """Return what a signed message says of one of our invoices. Raises BadEvent."""
+    async def event(self, body: bytes, signature: str) -> PaymentEvent | None:
+        """Return what a signed message says of one of our invoices.
+
+        Raises:
+            BadEvent: it is not Stripe's, or cannot be read.
+            PaymentUnavailable, PaymentRefused: which invoice a refund is about was asked, and Stripe did not say.
+        """
         self._verify(body, signature)
         try:
             event = msgspec.json.decode(body, type=_Event)
+            if event.type == _REFUNDED:
+                return await self._refunded(event, msgspec.json.decode(event.data.object, type=_Charge))
             said = _EVENTS.get(event.type)
             if said is None:
                 return None
@@ -211,6 +229,29 @@ class Stripe:
             at=datetime.fromtimestamp(event.created, UTC),
             reason="" if said is not Said.DECLINED else event.type.removeprefix("invoice.").replace("_", " "),
             url=about.hosted_invoice_url or "",
+        )
+
+    async def _refunded(self, event: _Event, charge: _Charge) -> PaymentEvent | None:
+        """Return what a refund is about: a charge names its payment, and Stripe's books which invoice that paid."""
+        if not charge.payment_intent:
+            return None
+        by_payment = {"payment": {"type": "payment_intent", "payment_intent": charge.payment_intent}, "limit": 1}
+        page = await self._do(lambda: self._api.invoice_payments.list_async(by_payment))
+        if not page.data:
+            return None  # a payment that no invoice asked for
+        reference = str(page.data[0].invoice)
+        found = await self._do(lambda: self._api.invoices.retrieve_async(reference))
+        told = found.to_dict().get("metadata") or {}
+        if not told.get("pdgate_organisation") or not told.get("pdgate_invoice"):
+            return None
+        return PaymentEvent(
+            said=Said.REFUNDED,
+            organisation=told["pdgate_organisation"],
+            invoice_id=told["pdgate_invoice"],
+            reference=reference,
+            amount_cents=cents_of(charge.amount_refunded, charge.currency),
+            currency=charge.currency.upper(),
+            at=datetime.fromtimestamp(event.created, UTC),
         )
 
     def _verify(self, body: bytes, signature: str) -> None:

@@ -129,6 +129,11 @@ class StripeServer:
                 return self.invoices[invoice]
             case ("POST", "invoices", invoice, "pay"):
                 return self._pay(self.invoices[invoice], told)
+            case ("GET", "invoice_payments"):
+                about = told["payment[payment_intent]"].removeprefix("pi_")
+                paid = [{"id": f"inpay_{about}", "object": "invoice_payment", "invoice": about}]
+                data = paid if about in self.invoices else []
+                return {"object": "list", "data": data, "has_more": False, "url": "/v1/invoice_payments"}
             case ("POST", "credit_notes"):
                 return self._note(self.invoices[told["invoice"]], told)
         raise Refusal(404, "invalid_request_error", "resource_missing", f"Unrecognized request URL ({method}: {path})")
@@ -162,6 +167,18 @@ class StripeServer:
             about["amount_due"] -= amount
         self.notes.append(told)
         return {"id": f"cn_{len(self.notes)}", "object": "credit_note", **told}
+
+    def refund(self, about, amount):
+        """Somebody refunds a payment in Stripe itself; return the charge as messages have it."""
+        self.refunds.append((about["id"], amount))
+        return self.charge_of(about)
+
+    def charge_of(self, about):
+        back = sum(amount for invoice, amount in self.refunds if invoice == about["id"])
+        return {
+            "id": f"ch_{about['id']}", "object": "charge", "amount": about["amount_paid"], "amount_refunded": back,
+            "currency": about["currency"], "payment_intent": f"pi_{about['id']}", "metadata": {},
+        }  # fmt: skip
 
     def event(self, kind, about, *, at_s=None, **changes):
         """A message's body, as Stripe sends it of an invoice."""
