@@ -34,7 +34,7 @@ async def requests(database: asyncpg.Connection) -> dict[str, asyncpg.Record]:
 def restored(log: str) -> set[str]:
     """Return the requests that a process says it settled since Redis had lost them."""
     lines = [line for line in log.splitlines() if "usage_restored" in line]
-    return {rid for line in lines for rid in re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}", line)}
+    return {rid for line in lines for rid in re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}", line)}
 
 
 async def ledger_is_balanced(database: asyncpg.Connection) -> bool:

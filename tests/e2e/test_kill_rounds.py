@@ -138,7 +138,7 @@ async def check(stack: Stack, redis: Redis, load: Load, engine, gateway_killed_s
 
 def told_of(stack: Stack, what: str, found: list[str]) -> str:
     """Return what was found, and each line of a log that names one of its requests."""
-    rids = set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{22}", " ".join(found)))
+    rids = set(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}", " ".join(found)))
     logs = [f"{name}: {line}" for name in stack.names for line in stack.log(name).splitlines()]
     lines = [line for line in logs if any(rid in line for rid in rids)]
     return "\n".join([f"{what}, at {time.time():.1f}:", *found, *lines, "the last of all logs:", *logs[-20:]])
