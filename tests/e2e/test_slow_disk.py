@@ -20,7 +20,7 @@ from pdgate.services import Service, start_valkey
 from tests.e2e.frozen_thread import FrozenThread
 from tests.e2e.kill_rig import Load, Servers
 from tests.e2e.ledger_view import restored
-from tests.e2e.test_kill_rounds import check
+from tests.e2e.test_kill_rounds import check, ready_with_a_budget
 from tests.processes import Stack, until
 
 pytestmark = pytest.mark.chaos
@@ -82,9 +82,8 @@ async def test_every_answer_is_billed_once_when_valkey_lost_what_it_acknowledged
 ) -> None:
     """The gateway settles again what it had settled; where it was killed as well, the workers' journals say it."""
     stack, servers = killable
-    stack.start()
-    await stack.ready(timeout_s=60)
     engine, redis, load = create_engine(stack.database_url), redis_client(stack.redis_url), Load(stack)
+    await ready_with_a_budget(stack, engine, redis)
     killed_s: list[float] = []
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
@@ -111,7 +110,7 @@ async def test_every_answer_is_billed_once_when_valkey_lost_what_it_acknowledged
     by = "gateway" if what == "valkey" else "billing"
     try:
         await until(lambda: restored(stack.log(by)), 60)
-        await check(stack, redis, load, engine, killed_s)
+        await check(stack, redis, load, engine, killed_s, with_redis=True)
         print(json.dumps({"lost": what, "finished": len(load.finished), "restored": len(restored(stack.log(by)))}))  # noqa: T201 - `pytest -s` shows it
     finally:
         await redis.aclose()
