@@ -26,7 +26,7 @@ from contracts.wire import FIELD
 log: Final = structlog.get_logger()
 
 QUIET_MS: Final = 10_000
-LONGEST_MS: Final = 60_000
+LONGEST_MS: Final = 20_000
 """Read after so long, although more is added: workers may keep on starting."""
 
 AT_ONCE: Final = 5_000

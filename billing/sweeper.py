@@ -36,7 +36,7 @@ from contracts.wire import Owner
 log: Final = structlog.get_logger()
 
 GRACE_MS: Final = 120_000
-GONE_S: Final = 30.0
+GONE_S: Final = 45.0
 """Schedulers settle what they know of a dead gateway within seconds; what Redis lost is restored by then."""
 _BATCH: Final = 200
 _SWEEP_S: Final = 60.0

@@ -45,14 +45,23 @@ class Inbox:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def is_of_another_life(self) -> bool:
-        """Return whether Redis began again since a leader asked this last: it may have lost what it had then."""
+    async def began_again_s(self) -> float | None:
+        """Return how long ago Redis was first seen in another life than before, seconds; None = never, or unknown.
+
+        It may have lost what it held at its end. That is kept in Redis, so that the next leader knows it, too.
+        """
         try:
-            life = str((await self._redis.info("server"))["run_id"]).encode()
+            life = str((await self._redis.info("server"))["run_id"])
         except ResponseError:  # it does not say who it is
-            return False
-        before: Any = await self._redis.set(keys.redis_life(self._pool), life, get=True)
-        return before not in (None, life)
+            return None
+        key = keys.redis_life(self._pool)
+        now_s, _ = await self._redis.time()
+        raw = await self._redis.get(key)
+        before, _, since = raw.decode().partition(" ") if raw else ("", "", "")
+        if before == life:
+            return max(0.0, now_s - int(since)) if since else None
+        await self._redis.set(key, f"{life} {now_s}" if before else life)
+        return 0.0 if before else None
 
     async def claim_all(self) -> list[Entry]:
         """Take over every pending entry, one's own included, oldest first."""

@@ -350,8 +350,8 @@ class Term:
         self.takeover.caught_up()
 
     async def _look_for_old_data(self) -> None:
-        if await self.inbox.is_of_another_life():
-            self._dead_gateways.redis_began_again()
+        if (ago_s := await self.inbox.began_again_s()) is not None:
+            self._dead_gateways.redis_began_again(ago_s)
 
     async def _read_inbox(self) -> None:
         now_s = asyncio.get_running_loop().time

@@ -28,7 +28,7 @@ from scheduler.waiting import WaitingQueue
 log = structlog.get_logger()
 
 _GRACE_AFTER_DEADLINE_MS = 30_000
-RESTORED_WITHIN_S = 30.0  # workers say theirs within 2 s, and billing reads it when 10 s were quiet
+RESTORED_WITHIN_S = 45.0  # workers say theirs within 2 s, and billing reads it when 10 s were quiet, or after 20
 
 
 class DeadGateways:
@@ -61,9 +61,9 @@ class DeadGateways:
         self._missing_since_s: dict[str, float] = {}
         self._old_data_s = -RESTORED_WITHIN_S
 
-    def redis_began_again(self) -> None:
-        """Take notice that what is claimed from here on may come from old data of Redis."""
-        self._old_data_s = self._now_s()
+    def redis_began_again(self, ago_s: float) -> None:
+        """Take notice that what is claimed may come from old data of Redis."""
+        self._old_data_s = self._now_s() - ago_s
 
     async def look(self) -> None:
         """Check every gateway once and settle what can be settled. Raises redis.exceptions.RedisError."""
@@ -94,8 +94,7 @@ class DeadGateways:
         return [gateway_id for gateway_id, since_s in missing.items() if now_s - since_s >= self._dead_after_s]
 
     def _may_be_restored(self, request: Request) -> bool:
-        old = request.claimed and request.queued_s >= self._old_data_s
-        return old and self._now_s() < self._old_data_s + RESTORED_WITHIN_S
+        return request.claimed and self._now_s() < self._old_data_s + RESTORED_WITHIN_S
 
     def _wind_up(self, request: Request) -> None:
         """Bring an orphan to its end without starting anything for it."""

@@ -129,7 +129,8 @@ async def check(
     for rid, usage in load.finished.items():
         row = rows.get(rid)
         if row is None or row["cause"] == "gateway_dead":  # killed after its last byte to the client, before its word
-            assert killed_s_after(rid) < UNACKNOWLEDGED_S, (killed_s_after(rid), row and dict(row))
+            by = row and (row["settled_by"], row["recorded_at"].isoformat(), row["finish_reason"], row["estimated"])
+            assert killed_s_after(rid) < UNACKNOWLEDGED_S, (killed_s_after(rid), rid, by)
             unacknowledged.append(round(killed_s_after(rid), 3))
             continue
         meters = await meters_of(database, rid)

@@ -1,5 +1,6 @@
 """The scheduler settles for gateways that died, by the same script as theirs."""
 
+import math
 import time
 
 import msgspec
@@ -202,3 +203,28 @@ async def test_a_lease_that_comes_back_in_time_changes_nothing(rig: Rig):
     await eventually(lambda: request.reason() is FinishReason.ABORTED)
     assert request.rid in pool.term.book
     assert await events(rig) == []
+
+
+async def test_what_came_back_with_old_data_of_redis_is_left_to_the_workers_journals_first(rig: Rig, monkeypatch):
+    """The leader claims it, and so does the next one; neither settles it before that time is over."""
+    monkeypatch.setattr("scheduler.settlement.RESTORED_WITHIN_S", 3600.0)
+    gateway = await rig.gateway()
+    first = await rig.leading(rig.scheduler("a"))
+    await rig.redis.set(keys.redis_life(POOL), "another-life")
+    request = await gateway.submit()
+    await reserve(rig, request)
+    await rig.kill(first)
+    await gateway.die()
+    second = rig.scheduler("b")
+    await eventually(lambda: second.term is not None and request.rid in second.term.book)
+    await rig.kill(second)
+    third = rig.scheduler("c")
+    await eventually(lambda: third.term is not None and request.rid in third.term.book)
+    watch = third.term._dead_gateways
+    await eventually(lambda: gateway.gateway_id in watch._missing_since_s)
+    for _ in range(3):
+        await watch.look()
+    assert await events(rig) == []
+    watch._old_data_s = -math.inf  # long ago
+    event = await settled(rig, third, request)
+    assert (event.outcome, event.cost) == (Outcome.INTERRUPTED, 0)
