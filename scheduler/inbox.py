@@ -56,7 +56,7 @@ class Inbox:
             return None
         key = keys.redis_life(self._pool)
         now_s, _ = await self._redis.time()
-        raw = await self._redis.get(key)
+        raw: Any = await self._redis.get(key)
         before, _, since = raw.decode().partition(" ") if raw else ("", "", "")
         if before == life:
             return max(0.0, now_s - int(since)) if since else None
