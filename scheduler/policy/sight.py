@@ -80,6 +80,7 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             drains=False,
             cooldown_s=3.0,
             cooldown_from_decode_s=3.0,
+            patient_ticks=60,  # a minute, too: a small gain is doubtful, however little a move costs
             last_unified_gain=0.02,
         )
 
