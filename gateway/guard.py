@@ -30,7 +30,7 @@ class Guard:
         authorization = credential(request.headers)
         key = await (self._auth.authenticate if serving else self._auth.confirm)(authorization)
         self._holds.check_caller(key.organisation_id, key.project_id, serving=serving)
-        self.check_endpoint(request, key, request.url.path)
+        self.check_endpoint(request, key, request.scope["path"])
         return key
 
     def check_endpoint(self, request: Request[Any, Any, Any], key: ApiKey, endpoint: str) -> None:

@@ -183,7 +183,7 @@ class Starter:
             body=body,
             arrived_unix_ms=now_ms,
             arrived_s=arrived_s,
-            route=request.url.path,
+            route=request.scope["path"],
             traceparent=request.headers.get("traceparent", ""),
             reference=reference_of(request.headers),
             slo=read_targets(request.headers.get(HEADER, "")),
