@@ -289,7 +289,6 @@ SHOWN = {
     "pdgate/worker_commands.py": {"blpop"},
     "scheduler/leader.py": {"register_script"},
     "scheduler/orders.py": {"xread"},
-    "scheduler/pool.py": {"xread"},
     "scheduler/record.py": {"Script"},
     "scheduler/registry.py": {"mget"},  # likewise
     "scheduler/takeover.py": {"mget"},  # the records of one pool
