@@ -33,7 +33,7 @@ _WORKED: Final = sa.text(
             a.ended_at
         FROM billing.attempt_cost a JOIN billing.request r ON r.request_id = a.request_id AND r.at = a.at
         WHERE a.at >= :start AND a.at < :end AND r.at >= :start AND r.at < :end
-    ), busy AS (
+    ), busy AS MATERIALIZED (
         SELECT worker, sum(prefill_ms + decode_ms) AS all_ms, (
             SELECT sum(extract(epoch FROM upper(part) - lower(part)))
             FROM unnest(range_agg(tstzrange(ended_at - (prefill_ms + decode_ms) * interval '1 ms', ended_at))) AS part
