@@ -16,6 +16,7 @@ class Finals:
         self._now_s = now_s
         self._finals: dict[Key, tuple[float, pb.Final]] = {}
         self._keys_of: dict[str, list[Key]] = {}
+        self._settled_first: dict[Key, float] = {}  # settled before their gateway's acknowledgement came
 
     def add(self, key: Key, final: pb.Final) -> None:
         """Keep the final counts of `key`."""
@@ -30,20 +31,25 @@ class Finals:
         return kept[1] if kept else None
 
     def mark_delivered(self, keys: Iterable[Key]) -> list[Key]:
-        """Note that the gateway has these ends; return those that are still kept."""
-        known = [key for key in keys if key in self._finals]
+        """Note that the gateway has these ends; return those that ended here within `KEEP_S`, settled ones too."""
+        known = [key for key in keys if key in self._finals or self._settled_first.pop(key, None) is not None]
         for key in known:
-            self._finals[key][1].delivered = True
+            if key in self._finals:
+                self._finals[key][1].delivered = True
         return known
 
     def settle(self, rid: str) -> None:
         """Forget a settled request."""
         for key in self._keys_of.pop(rid, ()):
-            self._finals.pop(key, None)
+            _, final = self._finals.pop(key)
+            if not final.delivered and len(self._settled_first) < MAX_KEPT:
+                self._settled_first[key] = self._now_s()
 
     def expire(self) -> None:
         """Forget what was kept too long."""
         limit = self._now_s() - KEEP_S
+        while self._settled_first and next(iter(self._settled_first.values())) < limit:
+            del self._settled_first[next(iter(self._settled_first))]
         while self._finals:
             key, (added_s, _) = next(iter(self._finals.items()))
             if added_s > limit:
