@@ -176,9 +176,9 @@ async def test_a_call_after_an_answer_finds_its_slot_free_however_late_that_is_s
     settlement = rig.gateway.settlement
     settle_all = settlement._settle_all
 
-    async def slowly(batch):
+    async def slowly(*batch):
         await asyncio.sleep(0.3)
-        await settle_all(batch)
+        await settle_all(*batch)
 
     await rig.tenant(limits=Limits(concurrent_requests=1))
     monkeypatch.setattr(settlement, "_settle_all", slowly)

@@ -78,7 +78,9 @@ async def test_a_slow_link_is_left_for_the_store_or_a_unified_worker_and_taken_a
     pair.due_s = 0.0  # its pause is over
     await eventually(lambda: not pool.registry.pairs.barred)
     again = await through(rig, gateway, 1)
-    assert again[0].placed[0].reason == (Reason.LEAST_LOADED_PAIR if spare == "store" else Reason.SHORT_PROMPT)
+    # A short prompt may stay on the unified worker, unless that has not yet told that the others ended.
+    wanted = {Reason.LEAST_LOADED_PAIR} if spare == "store" else {Reason.LEAST_LOADED_PAIR, Reason.SHORT_PROMPT}
+    assert again[0].placed[0].reason in wanted
 
 
 async def test_a_link_that_fails_again_and_again_is_tried_less_and_less(rig: Rig):

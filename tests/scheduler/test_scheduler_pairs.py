@@ -146,7 +146,7 @@ async def test_a_flip_gives_the_worker_another_life_in_its_new_role(rig: Rig):
     assert decodes[0].registration.epoch > epoch
     gateway.attach(decodes[0].registration.address)
     request = await gateway.submit(PROMPT)
-    await eventually(lambda: request.finished, "finished")
+    await eventually(lambda: request.finished and request.placed, "finished")
     assert request.of(Placed)[0].decode.worker_id == decodes[1].worker_id
     assert prefill.running == 0
 

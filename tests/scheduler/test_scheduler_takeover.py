@@ -44,7 +44,8 @@ async def test_the_epoch_is_above_what_workers_have_seen_even_if_redis_forgot(ri
     pool = rig.scheduler()
     gateway = await rig.gateway()
     request = await gateway.submit()
-    await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    # The first leader may have placed it before it heard of the higher epoch: then another attempt answers.
+    await eventually(lambda: FinishReason.LENGTH in (request.reason(1), request.reason(2)))
     assert pool.lease.epoch > 41
 
 

@@ -14,7 +14,7 @@ LONGER = PROMPT + pack_ids(range(900, 900 + 4 * BLOCK_TOKENS))
 async def warmed(gateway, copies: int) -> list:
     requests = [await gateway.submit(prompt=PROMPT, max_tokens=1, warm_replica=number + 1) for number in range(copies)]
     for request in requests:
-        await eventually(lambda r=request: r.reason() is FinishReason.LENGTH)
+        await eventually(lambda r=request: r.placed and r.reason() is FinishReason.LENGTH)
     return requests
 
 
