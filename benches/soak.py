@@ -50,6 +50,7 @@ SHARE = 0.7
 FIRST_RATE, STEP_S = 2.0, 8.0
 ANSWERS_A_STEP = 8.0  # a step lasts at least this many answers: a queue that grows has to be felt
 SAMPLE_S = 5.0
+WRITTEN = 12  # one sample of so many is kept in the file and drawn
 ALLOWANCE = 0.05
 FLOORS = {"rss_mb": 8.0, "files": 8.0, "postgres_connections": 4.0}
 """What a series may grow whatever it began with: allocator arenas, connections of a pool that were not needed yet."""
@@ -180,7 +181,7 @@ async def endure(site: Site, rounds: Rounds, prompts: Prompts, *, minutes: float
         "flat": all(s.flat for s in judged),
         "not_flat": [s.series for s in judged if not s.flat],
         "slopes": [msgspec.to_builtins(s) for s in slopes],
-        "samples": [(round(t, 1), {k: round(v, 2) for k, v in seen.items()}) for t, seen in samples],
+        "samples": [(round(t, 1), {k: round(v, 2) for k, v in seen.items()}) for t, seen in samples[::WRITTEN]],
     }
 
 
@@ -225,13 +226,13 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = {"WORKER_MAX_RUNNING": asked.max_running, "WORKER_STEP_MS": asked.step_ms}
     workers = {name: str(value) for name, value in wanted.items() if value is not None}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
     folder = Path(tempfile.mkdtemp(prefix="pdgate-soak-"))
     folder.chmod(0o755)
     try:
         result = uvloop.run(bench(asked.minutes, folder, workers))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
     result |= {
         "commit": commit.stdout.strip(),
         "command": f"python -m benches.soak {' '.join(sys.argv[1:])}".strip(),
