@@ -39,6 +39,7 @@ from billing.portal_queries import (
 )
 from billing.prices import PriceVersion, list_prices, map_price
 from billing.profiles import Profile, find_profile
+from billing.total_queries import UsageTotal, usage_totals, usage_totals_across_tenants
 from billing.usage_queries import (
     COST_DIMENSIONS,
     USAGE_DIMENSIONS,
@@ -113,8 +114,6 @@ __all__ = [
     "worked_across_tenants",
 ]
 
-_FINE_SPAN_MS = 3_600_000
-
 
 class MeterRow(msgspec.Struct, frozen=True, kw_only=True):
     """One usage record. `price` nano-units per million tokens, `cost` nano-units."""
@@ -179,18 +178,6 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     compute_ms: float
     worker_ms: float  # from accepted to ended
     ended_ms: int  # Unix ms
-
-
-class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one organisation, model and meter. `cost` in nano-units; `tokens` includes what was not billed."""
-
-    organisation: str
-    model: str
-    meter: str  # contracts.rating.Meter or minimum_charge
-    requests: int
-    tokens: int
-    billed_tokens: int
-    cost: int
 
 
 async def price_in_force(
@@ -345,18 +332,6 @@ async def recent_requests_across_tenants(conn: AsyncConnection, since_ms: int, l
     return await _recent(conn, since_ms, limit, t.request.c.organisation != DEMO_WEEK_ORG)
 
 
-async def usage_totals(conn: AsyncConnection, tenant: str, since_ms: int) -> list[UsageTotal]:
-    """Return the organisation's totals since a moment (Unix ms), by model and meter; exact."""
-    return await _totals(conn, since_ms, tenant)
-
-
-async def usage_totals_across_tenants(
-    conn: AsyncConnection, since_ms: int, *, demo_week: bool = False
-) -> list[UsageTotal]:
-    """Return totals since a moment (Unix ms), by organisation, model and meter; exact. `demo_week`: its own, too."""
-    return [one for one in await _totals(conn, since_ms, None) if demo_week or one.organisation != DEMO_WEEK_ORG]
-
-
 async def _recent(conn: AsyncConnection, since_ms: int, limit: int, *where: sa.ColumnElement[bool]) -> list[RequestRow]:
     query = (
         sa.select(t.request)
@@ -387,54 +362,6 @@ async def _with_meters(conn: AsyncConnection, query: sa.Select[Any]) -> list[Req
             MeterRow(meter=row.meter, tokens=row.tokens, price=row.price, cost=row.cost, worker=row.worker)
         )
     return [_map_request(row._mapping, meters.get(row.request_id, ())) for row in requests]  # noqa: SLF001 - public API of SQLAlchemy
-
-
-async def _totals(conn: AsyncConnection, since_ms: int, tenant: str | None) -> list[UsageTotal]:
-    """Whole hours come from the rollup, the part of an hour before the first one from the records."""
-    since = moment(since_ms)
-    first_hour = moment(-(-since_ms // _FINE_SPAN_MS) * _FINE_SPAN_MS)
-    hourly, record = t.usage_hourly.c, t.usage_record.c
-    whole = sa.select(
-        hourly.organisation, hourly.model, hourly.meter, hourly.requests, hourly.tokens, hourly.billable, hourly.cost
-    ).where(hourly.hour >= first_hour)
-    part = sa.select(
-        record.organisation,
-        record.model,
-        record.meter,
-        sa.literal(1).label("requests"),
-        record.tokens,
-        record.billable,
-        record.cost,
-    ).where(record.at >= since, record.at < first_hour)
-    if tenant is not None:
-        whole, part = whole.where(hourly.organisation == tenant), part.where(record.organisation == tenant)
-    both = sa.union_all(whole, part).subquery().c
-    billed = sa.func.sum(sa.case((both.billable, both.tokens), else_=0))
-    query = (
-        sa.select(
-            both.organisation,
-            both.model,
-            both.meter,
-            sa.func.sum(both.requests).label("requests"),
-            sa.func.sum(both.tokens).label("tokens"),
-            billed.label("billed_tokens"),
-            sa.func.sum(both.cost).label("cost"),
-        )
-        .group_by(both.organisation, both.model, both.meter)
-        .order_by(both.organisation, both.model, both.meter)
-    )
-    return [
-        UsageTotal(
-            organisation=row.organisation,
-            model=row.model,
-            meter=row.meter,
-            requests=int(row.requests),
-            tokens=int(row.tokens),
-            billed_tokens=int(row.billed_tokens),
-            cost=int(row.cost),
-        )
-        for row in await conn.execute(query)
-    ]
 
 
 def _map_request(row: Mapping[str, Any], meters: Sequence[MeterRow]) -> RequestRow:
