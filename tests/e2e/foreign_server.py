@@ -1,20 +1,26 @@
 """A server that somebody else started, and the whole stack with one worker of the http engine before it."""
 
+import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import httpx
+import openai
 import pytest
 
+from tests.e2e.ledger_view import meters_of, request_row
 from tests.engines import BOOT_S, catalogue_entry, tiny_model
-from tests.processes import Stack, free_port
+from tests.processes import Stack, free_port, until
 
 NAME = "there"
 """What the server calls the model."""
+
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Once upon a time, near the sea"}], "temperature": 0}
 
 
 class ForeignServer:
@@ -78,3 +84,75 @@ async def stack_before(
         yield stack
     finally:
         stack.stop()
+
+
+def client_of(stack: Stack) -> openai.AsyncOpenAI:
+    """Return the official client of the stack, without retries of its own."""
+    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=stack.api_key, max_retries=0, timeout=120)
+
+
+async def answers_by_the_servers_counts(
+    client: openai.AsyncOpenAI, server: ForeignServer, database: asyncpg.Connection
+) -> str:
+    """Ask whole, as a stream, and directly; compare texts and meters with the server's own; return the text."""
+    whole = await client.chat.completions.create(**ASK, max_tokens=32)
+    text, told = "", None
+    async for chunk in await client.chat.completions.create(
+        **ASK, max_tokens=32, stream=True, stream_options={"include_usage": True}
+    ):
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        else:
+            told = chunk
+    assert text == whole.choices[0].message.content
+    assert whole.model_extra["pdgate"]["path"] == "unified"
+    assert (whole.usage.completion_tokens, told.usage.completion_tokens) == (32, 32)
+    assert told.usage.prompt_tokens_details.cached_tokens > 0  # the server's own count of the second turn
+    rid = told.model_extra["pdgate"]["rid"]
+
+    async def booked() -> bool:
+        return len(await meters_of(database, rid)) == 3
+
+    await until(booked, 30)
+    meters = await meters_of(database, rid)
+    assert meters["decode"] == 32
+    assert meters["prefill_computed"] + meters["prefill_cached"] == told.usage.prompt_tokens
+    assert not (await request_row(database, rid))["estimated"]
+
+    # What it says through the stack is what it says when asked directly, and its tokenizer agrees with ours.
+    plain = {"prompt": "def fibonacci(n):\n    ", "temperature": 0, "max_tokens": 32}
+    through = await client.completions.create(model="tiny", **plain)
+    async with httpx.AsyncClient(timeout=60) as http:
+        direct = (await http.post(f"{server.url}/v1/completions", json={"model": NAME, **plain})).json()
+    assert through.choices[0].text == direct["choices"][0]["text"]
+    assert through.usage.prompt_tokens == direct["usage"]["prompt_tokens"]
+    return text
+
+
+async def stops_when_its_client_leaves(client: openai.AsyncOpenAI, running: Callable[[], Awaitable[int]]) -> None:
+    """Leave a long stream. `running`: how many requests the server computes."""
+    stream = await client.chat.completions.create(**ASK, max_tokens=1500, stream=True, extra_body={"ignore_eos": True})
+    seen = 0
+    async for _ in stream:
+        seen += 1
+        if seen == 5:
+            break
+    assert await running() == 1
+    await stream.close()
+
+    async def idle() -> bool:
+        return await running() == 0
+
+    await until(idle, 30)
+
+
+async def comes_back_after_its_death(
+    client: openai.AsyncOpenAI, stack: Stack, server: ForeignServer, text: str
+) -> None:
+    """Kill the server, see that nothing is sent there, start it again and get the same text."""
+    server.stop()
+    await stack.unready(timeout_s=60)
+    await asyncio.to_thread(server.start)
+    await stack.ready(timeout_s=120)
+    again = await client.chat.completions.create(**ASK, max_tokens=32)
+    assert again.choices[0].message.content == text

@@ -4,17 +4,25 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 import httpx
-import openai
 import pytest
 
-from tests.e2e.foreign_server import NAME, ForeignServer, stack_before
-from tests.e2e.ledger_view import meters_of, request_row
+from tests.e2e.foreign_server import (
+    ASK,
+    NAME,
+    ForeignServer,
+    answers_by_the_servers_counts,
+    client_of,
+    comes_back_after_its_death,
+    stack_before,
+    stops_when_its_client_leaves,
+)
 from tests.engines import tiny_model
-from tests.processes import REPOSITORY, Stack, engine_python, until
+from tests.processes import REPOSITORY, Stack, engine_python
 
 LLAMA = REPOSITORY / ".llama" / "bin" / "python"  # made by `make e2e`
 pytestmark = [
@@ -25,7 +33,6 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).with_name("llama_cpp")
-ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Once upon a time, near the sea"}], "temperature": 0}
 SLOTS = "2"  # of serve.py
 
 
@@ -63,66 +70,13 @@ async def busy_slots(server: ForeignServer) -> int:
 async def test_llama_cpp_serves_tenants_with_its_own_counts_and_its_death_is_seen(
     stack: Stack, server: ForeignServer, database: asyncpg.Connection
 ):
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key=stack.api_key, max_retries=0, timeout=120
-    ) as client:
-        whole = await client.chat.completions.create(**ASK, max_tokens=32)
-        text, told = "", None
-        async for chunk in await client.chat.completions.create(
-            **ASK, max_tokens=32, stream=True, stream_options={"include_usage": True}
-        ):
-            if chunk.choices:
-                text += chunk.choices[0].delta.content or ""
-            else:
-                told = chunk
-        assert text == whole.choices[0].message.content
-        assert whole.model_extra["pdgate"]["path"] == "unified"
-        assert (whole.usage.completion_tokens, told.usage.completion_tokens) == (32, 32)
-        assert told.usage.prompt_tokens_details.cached_tokens > 0  # its own count of the second turn
-        rid = told.model_extra["pdgate"]["rid"]
-
-        async def booked() -> bool:
-            return len(await meters_of(database, rid)) == 3
-
-        await until(booked, 30)
-        meters = await meters_of(database, rid)
-        assert meters["decode"] == 32
-        assert meters["prefill_computed"] + meters["prefill_cached"] == told.usage.prompt_tokens
-        assert not (await request_row(database, rid))["estimated"]
-
-        # What it says through the stack is what it says when asked directly, and its tokenizer agrees with ours.
-        plain = {"prompt": "def fibonacci(n):\n    ", "temperature": 0, "max_tokens": 32}
-        through = await client.completions.create(model="tiny", **plain)
-        async with httpx.AsyncClient(timeout=60) as http:
-            direct = (await http.post(f"{server.url}/v1/completions", json={"model": NAME, **plain})).json()
-        assert through.choices[0].text == direct["choices"][0]["text"]
-        assert through.usage.prompt_tokens == direct["usage"]["prompt_tokens"]
+    async with client_of(stack) as client:
+        text = await answers_by_the_servers_counts(client, server, database)
 
         # More at once than it has slots: they wait with us, none is lost.
         async with asyncio.TaskGroup() as tasks:
             many = [tasks.create_task(client.chat.completions.create(**ASK, max_tokens=32)) for _ in range(6)]
         assert {answer.result().choices[0].message.content for answer in many} == {text}
 
-        # A client that leaves stops the server's work.
-        stream = await client.chat.completions.create(
-            **ASK, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
-        )
-        seen = 0
-        async for _ in stream:
-            seen += 1
-            if seen == 5:
-                break
-        assert await busy_slots(server) == 1
-        await stream.close()
-
-        async def idle() -> bool:
-            return await busy_slots(server) == 0
-
-        await until(idle, 30)
-
-        server.stop()
-        await stack.unready(timeout_s=60)
-        await asyncio.to_thread(server.start)
-        await stack.ready(timeout_s=120)
-        again = await client.chat.completions.create(**ASK, max_tokens=32)
-    assert again.choices[0].message.content == text
+        await stops_when_its_client_leaves(client, partial(busy_slots, server))
+        await comes_back_after_its_death(client, stack, server, text)
