@@ -3,7 +3,8 @@
 The scheduler's leader writes, the portal and `pdgate top` read. A pool without a leader has a gap.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -80,6 +81,45 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """The same with refused requests counted as missed."""
         total = self.met + self.missed + self.refused
         return self.met / total if total else None
+
+
+def summed_up(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """Return at most `most` points for the same time, each of some that follow each other.
+
+    What was counted is added, what waits or is used is the highest of them, rates are means; the rest, and the time,
+    are the last one's. So a miss of five seconds is in the course of a day, and so is a short queue.
+    """
+    size = -(-len(points) // most) or 1
+    return [_one_of(points[i : i + size]) for i in range(0, len(points), size)]
+
+
+def _one_of(points: Sequence[Point]) -> Point:
+    if len(points) == 1:
+        return points[0]
+    by_stage: Counter[str] = Counter()
+    for one in points:
+        by_stage.update(one.by_stage)
+    return msgspec.structs.replace(
+        points[-1],
+        met=sum(one.met for one in points),
+        missed=sum(one.missed for one in points),
+        structural=sum(one.structural for one in points),
+        refused=sum(one.refused for one in points),
+        by_stage=dict(by_stage),
+        num_waiting=max(one.num_waiting for one in points),
+        oldest_wait_s=max(one.oldest_wait_s for one in points),
+        queued_prefill_tokens=max(one.queued_prefill_tokens for one in points),
+        decode_use=max(one.decode_use for one in points),
+        num_running=max(one.num_running for one in points),
+        rate_rps=_mean(one.rate_rps for one in points),
+        goodput_rps=_mean(one.goodput_rps for one in points),
+        flips=tuple(flip for one in points for flip in one.flips),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 _decode = msgspec.msgpack.Decoder(Point).decode

@@ -7,14 +7,14 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from contracts.series import Flip, Point
+from contracts.series import Flip, Point, summed_up
 from gateway.portal.roles import Right
 from gateway.portal.views.charts import Chart, Series
 from gateway.portal.views.controls import MODES, FleetControls
 from gateway.portal.views.desk import Desk
 
 HOURS: Final = {"15m": ("15 minutes", 0.25), "1h": ("1 hour", 1.0), "6h": ("6 hours", 6.0), "24h": ("24 hours", 24.0)}
-_MOST_POINTS: Final = 240
+_MOST_POINTS: Final = 180  # 15 minutes of points as they are
 _FLIPS: Final = 20
 
 
@@ -38,7 +38,7 @@ def fleet_view_routes(desk: Desk, controls: FleetControls) -> list[HTTPRouteHand
         span = request.query_params.get("span", "1h")
         span = span if span in HOURS else "1h"
         course = await desk.course(pool, HOURS[span][1])
-        seen = _thinned(course)
+        seen = summed_up(course, _MOST_POINTS)
         moved = [Moved(at_s=one.at_unix_ms / 1000, flip=flip) for one in reversed(course) for flip in one.flips]
         return desk.show(
             request,
@@ -58,11 +58,6 @@ def fleet_view_routes(desk: Desk, controls: FleetControls) -> list[HTTPRouteHand
         )
 
     return [get_fleet]
-
-
-def _thinned(course: Sequence[Point]) -> Sequence[Point]:
-    step = -(-len(course) // _MOST_POINTS) or 1
-    return course[::step]
 
 
 def _charts(seen: Sequence[Point]) -> Sequence[Chart]:
