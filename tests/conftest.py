@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -43,6 +45,13 @@ CHATML = (
 )
 
 
+def pytest_configure() -> None:
+    """End a run that is asked to end by SIGTERM as Ctrl-C ends it: with its services stopped."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process under `-n`, and all that need the real engines in one, too.
 
