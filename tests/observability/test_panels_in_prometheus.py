@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from observability.dashboards.build import BOARDS
+from tests.e2e.stream_load import all_streams
+from tests.e2e.test_scaled_fleet import scaled
 from tests.observability.prometheus import Prometheus, running_prometheus
 from tests.processes import Stack, until
 
@@ -21,6 +23,8 @@ RARE = {
     "Retries by cause",
     "Attainment with refusals as misses",  # needs both kinds of counters
 }
+SCALED = {"Workers asked for", "Starts and stops by reason", "Cold start by part, p50"}
+"""Panels of pools whose workers come and go by demand."""
 JOBS = {"gateway": "pdgate-gateway", "scheduler": "pdgate-scheduler", "billing": "pdgate-billing"}
 
 
@@ -54,6 +58,17 @@ async def scraped(
         stack.stop()
 
 
+def panel_queries() -> set[tuple[str, str, str]]:
+    """Return board, panel and query of every panel, for all models and pools."""
+    return {
+        (board.uid, panel.title, query.expr.replace('$model|"', '.*"').replace("$model", ".*").replace("$pool", ".*"))
+        for board in BOARDS
+        for _, panels in board.rows
+        for panel in panels
+        for query in panel.queries
+    }
+
+
 async def load(stack: Stack, *, streams: int) -> None:
     """Ask until cancelled: a rate needs samples that grow from one scrape to the next."""
     body = {"model": "tiny", "stream": True, "max_tokens": 40}
@@ -77,13 +92,7 @@ async def load(stack: Stack, *, streams: int) -> None:
 @pytest.mark.e2e
 async def test_every_panel_shows_something_and_no_alert_fires(scraped: tuple[Stack, Prometheus]) -> None:
     stack, prometheus = scraped
-    queries = {
-        (board.uid, panel.title, query.expr.replace('$model|"', '.*"').replace("$model", ".*").replace("$pool", ".*"))
-        for board in BOARDS
-        for _, panels in board.rows
-        for panel in panels
-        for query in panel.queries
-    }
+    queries = {query for query in panel_queries() if query[1] not in SCALED}
 
     def empty() -> set[tuple[str, str, str]]:
         return {query for query in queries if not prometheus.query(query[2])}
@@ -102,3 +111,27 @@ async def test_every_panel_shows_something_and_no_alert_fires(scraped: tuple[Sta
     assert float(attainment[0]["value"][1]) == 1.0
     assert {name for name, state in prometheus.alerts().items() if state == "firing"} == set()
     assert not prometheus.query("pdgate_telemetry_faults_total > 0")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+async def test_panels_of_workers_by_demand_show_a_pool_that_comes_from_nothing(
+    stack_folder: Path, redis_url, database_url, catalog_file, models_dir, tmp_path
+) -> None:
+    queries = {query for query in panel_queries() if query[1] in SCALED}
+    assert {title for _, title, _ in queries} == SCALED
+    async with scaled(stack_folder, redis_url, database_url, catalog_file, models_dir, tmp_path) as pool:
+        scheduler = f"127.0.0.1:{pool.stack.metrics_ports['scheduler']}"
+        with running_prometheus(stack_folder / "prometheus", {"pdgate-scheduler": [scheduler]}) as prometheus:
+            # A counter that begins at one has no rate: the scheduler is seen before anything starts.
+            await until(lambda: prometheus.query("up == 1"), 30)
+            assert {finish for _, finish in await all_streams(pool.stack, streams=1)} == {"length"}
+            shown: dict[str, list] = {}
+
+            def all_shown() -> bool:
+                shown.update({title: prometheus.query(query) for _, title, query in queries})
+                return all(shown[title] for title in SCALED)
+
+            await until(all_shown, 90, every_s=1)
+            asked = {one["metric"]["role"]: float(one["value"][1]) for one in shown["Workers asked for"]}
+            assert asked["unified"] == 2  # the floor of this pool
