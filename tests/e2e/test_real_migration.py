@@ -62,7 +62,7 @@ prefill_cached = "0.02"
 decode = "0.40"
 [models.tiny.tiers.default]
 ttft_ms = 60000
-tpot_ms = 2000  # no answer is kept from the pair by how slow this machine is
+tpot_ms = 100
 """
 
 
@@ -118,12 +118,14 @@ class Pool:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def whole(self) -> None:
-        """Wait until all workers are there, and the pair has shown that KV goes from one to the other."""
+        """Wait until all workers are there, and the pair has shown that KV goes over and is used again."""
 
         async def ready() -> bool:
             pairs = await self.counted("pdgate_worker_pairs", 'state="open"')
             workers = await self.counted("pdgate_workers", 'state="ready"')
-            return workers >= 3 and (pairs >= 1 or self.hand_off is HandOff.STORE)
+            if workers < 3 or (pairs < 1 and self.hand_off is HandOff.DIRECT):
+                return False
+            return await self.counted("pdgate_degrade_step") == 0
 
         for name in (PREFILL, DECODE):
             await until(lambda name=name: "worker_ready" in self.stack.log(name), BOOT_S, every_s=0.2)
@@ -147,7 +149,10 @@ class Pool:
 
     @asynccontextmanager
     async def streams(self, questions: Sequence[str]) -> AsyncIterator[list[Stream]]:
-        """Streams of the questions; left when all have ended."""
+        """Streams of the questions, each begun when the one before it writes; left when all have ended.
+
+        For prompts as dear as these a prefill worker takes one at a time, and the spare would get the others.
+        """
         streams = [Stream(question) for question in questions]
         headers = {"Authorization": f"Bearer {self.stack.api_key}"}
         async with (
@@ -156,6 +161,7 @@ class Pool:
         ):
             for stream in streams:
                 tasks.create_task(stream.run(http))
+                await until(lambda begun=stream: begun.num_read > 0, 120, every_s=0.005)
             yield streams
 
     async def start_again(self, name: str) -> None:
