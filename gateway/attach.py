@@ -39,7 +39,7 @@ log = structlog.get_logger()
 ACK_EVERY: Final = 32
 """Batches between acknowledgements: 8,192 chunks of 256 streams, an eighth of the worker's ring."""
 
-ACK_WITHIN_S: Final = 0.05
+ACK_WITHIN_S: Final = 0.1
 """How long an end waits for its acknowledgement: a message costs each side about as much as 20 tokens.
 
 Settlement, which comes first and takes a few ms, does not need it; a worker that changes its role waits for it."""

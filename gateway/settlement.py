@@ -32,7 +32,7 @@ from gateway.unconfirmed import Unconfirmed
 
 log = structlog.get_logger()
 
-FINISH_WITHIN_S: Final = 0.02
+FINISH_WITHIN_S: Final = 0.1
 """How long the records of a settled request wait for company: whoever finds them finds that it is settled."""
 
 _BATCH: Final = 64

@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 _RETRY_PAUSE_S = 0.2
 _BATCH = 64
-_NOTICE_WITHIN_S = 0.02
+_NOTICE_WITHIN_S = 0.1
 """How long the head of an answer may wait for the notice that releases it, if no token does."""
 
 

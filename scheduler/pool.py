@@ -51,7 +51,7 @@ from scheduler.yields import Yields
 log = structlog.get_logger()
 
 _BLOCK_S = 1.0
-_READ_APART_S = 0.004
+_READ_APART_S = 0.006
 _REDIS_RETRY_S = 0.2
 _REDIS_TIMEOUT_S = 2.0
 _UNHEARD_AFTER_S = 5.0

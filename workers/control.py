@@ -38,13 +38,16 @@ from workers.trials import Probes
 log = structlog.get_logger()
 
 MAX_QUEUED_REPORTS = 20_000
-COALESCE_S = 0.001
+COALESCE_S = 0.004
+"""How far apart reports leave under load. Tokens do not go this way."""
 END_WITHIN_S = 0.005
 """How long an end may wait for company: it frees the worker's slot in the scheduler's account, no more."""
-END_WITHIN_WITH_ROOM_S = 0.02
-"""The same for an end while the worker has plenty of room, for which nobody waits."""
+END_WITHIN_WITH_ROOM_S = 0.1
+"""The same for an end while the worker has plenty of room, for which nobody waits: it goes with the next status."""
 CONFIRM_WITHIN_S = 0.1
 """How long news may wait that changes nothing by itself."""
+COMPANY = 32
+"""Reports that wait are sent when they are so many: about ten requests that the scheduler still counts as running."""
 
 
 class _Stream:
@@ -65,7 +68,7 @@ class _Stream:
         self._sent_s = 0.0
 
     def report(self, report: pb.ControlReport, *, within_s: float = 0.0) -> None:
-        """Queue a report that must leave within `within_s`, with whatever else waits then.
+        """Queue a report that must leave within `within_s`, with whatever else waits then; sooner when much waits.
 
         A peer that does not read is cut off; it reconnects and asks for the inventory.
         """
@@ -73,7 +76,7 @@ class _Stream:
             self.close()
             return
         self._reports.append(report)
-        if not within_s:
+        if not within_s or len(self._reports) >= COMPANY:
             self._flush()
         elif self._timer is None or self._timer.when() > self._now_s() + within_s:
             self._stop_timer()

@@ -39,7 +39,7 @@ log = structlog.get_logger()
 PROCESSES = ("decode-0", "prefill-0", "gateway", "scheduler", "billing")
 SERVERS = ("valkey", "postgres")
 EURO = 10**9
-UNACKNOWLEDGED_S = 1.0  # gateway/attach.py:ACK_WITHIN_S is 50 ms; the rest is a busy machine, on both sides
+UNACKNOWLEDGED_S = 1.0  # gateway/attach.py:ACK_WITHIN_S is 100 ms; the rest is a busy machine, on both sides
 ROUNDS = int(os.environ.get("PDGATE_KILL_ROUNDS", "200"))
 
 

@@ -74,7 +74,10 @@ class GatewayRequest:
 
     @property
     def placed(self) -> list[Placed]:
-        return self.of(Placed)
+        """By attempt, whichever way the notices came."""
+        both = (*self.notices_by_workers, *self.of(Placed))
+        found = {notice.attempt: notice for notice in both if isinstance(notice, Placed)}
+        return [found[attempt] for attempt in sorted(found)]
 
     @property
     def refused(self) -> list[Refused]:

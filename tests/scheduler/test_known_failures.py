@@ -71,7 +71,7 @@ async def test_a_closed_kv_port_is_found_by_a_probe_although_the_worker_answers(
     await eventually(lambda: pairs.find(prefill.worker_id, decode.worker_id).state is PairState.FAILED, "probe failed")
     request = await gateway.submit(PROMPT)
     await eventually(lambda: (1, 0, Phase.UNIFIED) in request.finished, "served elsewhere, at the first attempt")
-    assert request.of(Placed)[0].decode.worker_id == unified.worker_id
+    assert request.placed[0].decode.worker_id == unified.worker_id
     assert prefill.server.condition.progressing
 
 
@@ -124,7 +124,7 @@ async def test_a_worker_that_ends_gets_nothing_new(rig: Rig):
     requests = [await gateway.submit(32) for _ in range(6)]
     await eventually(lambda: all(r.finished for r in requests), "served")
     assert len(ending.submitted) == before
-    assert {r.of(Placed)[0].decode.worker_id for r in requests} == {staying.worker_id}
+    assert {r.placed[0].decode.worker_id for r in requests} == {staying.worker_id}
 
 
 async def test_a_drain_waits_for_a_stream_as_long_as_it_runs(rig: Rig):

@@ -6,7 +6,7 @@ from rig_gateway import OWNER, POOL, RigGateway
 
 from contracts import keys
 from contracts.lifecycle import FinishReason, Path, Phase, RequestState, Role
-from contracts.wire import FIELD, Inflight, pack_ids
+from contracts.wire import FIELD, Inflight, Placed, pack_ids
 from scheduler.policy.cluster import Limits
 from scheduler.record import decode_record
 from workers.engines.faults import HANG
@@ -27,7 +27,8 @@ async def test_a_request_runs_on_a_pair_and_is_forgotten_once_settled(rig: Rig):
     assert placed.decode.worker_id == decode.worker_id
     assert placed.reason == "least_loaded_pair"
     assert placed.queued_ms is not None
-    assert request.notices_by_workers == request.placed
+    await eventually(lambda: request.of(Placed), "by Redis, too")
+    assert request.notices_by_workers == request.of(Placed)
     await gateway.finish(request)
     await eventually(lambda: len(pool.term.book) == 0)
     await eventually(lambda: not prefill.server.assignments.finals.all() and not decode.server.assignments.finals.all())

@@ -105,7 +105,7 @@ async def test_incompatible_workers_are_never_paired_and_the_reason_is_counted(r
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit(PROMPT)
     await eventually(lambda: request.of(Placed), "placed")
-    placed = request.of(Placed)[0]
+    placed = request.placed[0]
     assert (placed.path, placed.decode.worker_id) == (Path.FALLBACK, unified.worker_id)
     assert pool.registry.pairs.counts() == {"kv_dtype": 1}
 
@@ -124,13 +124,13 @@ async def test_a_cut_link_bars_its_pair_until_a_probe_goes_through_again(rig: Ri
     await eventually(lambda: [p for p in request.of(Placed) if p.path is Path.FALLBACK], "fallback")
     later = await gateway.submit(PROMPT)
     await eventually(lambda: later.of(Placed), "placed")
-    assert later.of(Placed)[0].path is Path.FALLBACK
+    assert later.placed[0].path is Path.FALLBACK
     prefill.faults.on.clear()
     await eventually(lambda: pairs.counts() == {"open": 1}, "open again")
     await unified.kill()
     last = await gateway.submit(PROMPT)
     await eventually(lambda: last.of(Placed), "placed")
-    assert last.of(Placed)[0].path is Path.PD
+    assert last.placed[0].path is Path.PD
 
 
 async def test_a_flip_gives_the_worker_another_life_in_its_new_role(rig: Rig):
@@ -147,7 +147,7 @@ async def test_a_flip_gives_the_worker_another_life_in_its_new_role(rig: Rig):
     gateway.attach(decodes[0].registration.address)
     request = await gateway.submit(PROMPT)
     await eventually(lambda: request.finished and request.placed, "finished")
-    assert request.of(Placed)[0].decode.worker_id == decodes[1].worker_id
+    assert request.placed[0].decode.worker_id == decodes[1].worker_id
     assert prefill.running == 0
 
 

@@ -149,7 +149,7 @@ async def test_an_abort_that_overtakes_its_submit_wins():
         await bench.leader.next_of("status", lambda _: bool(bench.worker.server.assignments._tombstones))
         await bench.submit(PROMPT, attempt=attempt)
         answer = await bench.gateway.answer(attempt)
-        assert bench.leader.of("accepted")
+        await bench.leader.next_of("accepted", lambda _: True)
     assert answer.reason is FinishReason.ABORTED
     assert answer.finished.counts.prompt_tokens == 0
 
