@@ -26,7 +26,7 @@ from contracts.catalog import Catalog, read_catalog
 from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env
 from contracts.lifecycle import Role
-from contracts.resp import redis_client
+from contracts.resp import RespConnection, redis_client
 from observability.telemetry import configure_logging
 from workers.assignments import Identity
 from workers.expert_table import ExpertTable
@@ -34,7 +34,7 @@ from workers.heartbeat import Heartbeat
 from workers.kv_table import KvTable
 from workers.outbox import Limits
 from workers.process import build_engine, registration_of, revision_of
-from workers.records import Recorder
+from workers.records import TIMEOUT_S, Recorder
 from workers.server import WorkerServer
 from workers.settings import Settings
 
@@ -65,7 +65,7 @@ async def running_fleet(
     revision = revision_of(settings)
     redis = redis_client(settings.redis_url)
     # One for all: what an attempt cost says itself which worker it was.
-    recorder = Recorder(redis, settings.pool, None)
+    recorder = Recorder(RespConnection(settings.redis_url, timeout_s=TIMEOUT_S), settings.pool, None)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())

@@ -24,7 +24,7 @@ from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.lifecycle import Role
 from contracts.perf import DEFAULT_LATENCY
 from contracts.prefix import HASH_FORMAT
-from contracts.resp import redis_client
+from contracts.resp import RespConnection, redis_client
 from contracts.wire import Registration
 from observability import heap
 from observability.loop_lag import watch_loop_lag
@@ -44,7 +44,7 @@ from workers.kv_table import KvTable
 from workers.model_files import model_revision
 from workers.outbox import Limits
 from workers.profile import ProfileError, read_profile
-from workers.records import Journal, Recorder
+from workers.records import TIMEOUT_S, Journal, Recorder
 from workers.retelling import Retelling
 from workers.roles import RestartNeeded
 from workers.server import WorkerServer
@@ -249,7 +249,7 @@ async def serve(
     tracer = Tracer("worker", settings.id, endpoint=settings.otlp_endpoint)
     redis = redis_client(settings.redis_url)
     journal = Journal(Path(settings.journal_dir), settings.id) if settings.journal_dir else None
-    recorder = Recorder(redis, settings.pool, journal)
+    recorder = Recorder(RespConnection(settings.redis_url, timeout_s=TIMEOUT_S), settings.pool, journal)
     server = WorkerServer(
         identity,
         settings.role,

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts.keys import attempts
+from contracts.resp import Command, RespConnection
 from contracts.usage import AttemptRecord, DeliveredMark
 from contracts.wire import FIELD, encode
 
@@ -24,8 +24,8 @@ R = TypeVar("R")
 MAX_STREAM_LENGTH = 1_000_000  # a safeguard: billing deletes what it wrote
 MAX_WAITING = 20_000
 BATCH = 500
-PERIOD_S = 0.1
-TIMEOUT_S = 1.0
+PERIOD_S = 0.25
+TIMEOUT_S = 1.0  # for an answer of Redis
 JOURNAL_BYTES = 16 * 2**20
 JOURNAL_FILES = 4
 _json = msgspec.json.Encoder()
@@ -82,8 +82,9 @@ class Recorder:
     At most `MAX_WAITING` records wait in memory for each; older ones are dropped and counted.
     """
 
-    def __init__(self, redis: Redis, pool: str, journal: Journal | None) -> None:
-        self._redis = redis
+    def __init__(self, connection: RespConnection, pool: str, journal: Journal | None) -> None:
+        """`connection` is closed with it."""
+        self._connection = connection
         self._stream = attempts(pool)
         self._journal = journal
         self._to_stream: deque[AttemptRecord] = deque()
@@ -131,19 +132,25 @@ class Recorder:
             self._redis_is_away = False
 
     def close(self) -> None:
-        """Let go of the disk thread."""
+        """Let go of the disk thread and of the connection."""
         self._disk.shutdown(wait=True)
+        self._connection.close()
 
     async def _flush_batch(self) -> None:
         batch = [self._to_stream.popleft() for _ in range(min(BATCH, len(self._to_stream)))]
+        add = ("XADD", self._stream, "MAXLEN", "~", MAX_STREAM_LENGTH, "*", FIELD)
+        commands: list[Command] = [(*add, encode(record)) for record in batch]
         try:
-            async with asyncio.timeout(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
-                for record in batch:
-                    pipe.xadd(self._stream, {FIELD: encode(record)}, maxlen=MAX_STREAM_LENGTH, approximate=True)
-                await pipe.execute()
+            replies = await self._connection.call_all(commands)
         except BaseException:
             self._to_stream.extendleft(reversed(batch))
             raise
+        refused = [
+            (record, reply) for record, reply in zip(batch, replies, strict=True) if isinstance(reply, Exception)
+        ]
+        if refused:
+            self._to_stream.extendleft(record for record, _ in reversed(refused))
+            raise refused[0][1]
 
     async def _flush_journal(self, journal: Journal) -> None:
         records = list(self._to_journal)

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from contracts.environment import SettingsError, from_env
 from contracts.keys import attempts, pool_workers, worker_lease
 from contracts.lifecycle import Phase, Role, WorkerState
+from contracts.resp import RespConnection
 from contracts.usage import AttemptRecord
 from contracts.wire import FIELD, Registration
 from tests.workers.peers import timed_pair, unified_bench
@@ -113,13 +114,20 @@ async def test_a_worker_outlives_its_redis_and_registers_when_it_is_back(valkey_
 # -- records -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+async def connection(redis_url):
+    opened = RespConnection(redis_url, timeout_s=1.0)
+    yield opened
+    opened.close()
+
+
 async def read_records(redis) -> list[AttemptRecord]:
     entries = await redis.xrange(attempts("tiny"))
     return [msgspec.msgpack.decode(fields[FIELD.encode()], type=AttemptRecord) for _, fields in entries]
 
 
-async def test_every_end_is_recorded_with_the_workers_own_counts(redis):
-    recorder = Recorder(redis, "tiny", None)
+async def test_every_end_is_recorded_with_the_workers_own_counts(redis, connection):
+    recorder = Recorder(connection, "tiny", None)
     async with unified_bench(recorder=recorder) as bench:
         done = await bench.submit(PROMPT, max_tokens=5)
         await bench.gateway.answer(done)
@@ -137,8 +145,8 @@ async def test_every_end_is_recorded_with_the_workers_own_counts(redis):
     assert 40 * held_byte_s <= first.kv_byte_s <= 45 * held_byte_s
 
 
-async def test_both_sides_of_a_pair_record_their_part(redis):
-    recorder = Recorder(redis, "tiny", None)
+async def test_both_sides_of_a_pair_record_their_part(redis, connection):
+    recorder = Recorder(connection, "tiny", None)
     async with timed_pair(recorder=recorder) as pair:
         attempt = await pair.submit(PROMPT, max_tokens=7)
         await pair.decode_gateway.answer(attempt, Phase.DECODE)
@@ -148,21 +156,19 @@ async def test_both_sides_of_a_pair_record_their_part(redis):
     assert counts == {"prefill": (40, 0), "decode": (40, 7)}
 
 
-async def test_records_wait_in_order_while_redis_is_away(redis):
-    away = Redis.from_url("redis://127.0.0.1:1/0", socket_timeout=None)
-    recorder = Recorder(away, "tiny", None)
+async def test_records_wait_in_order_while_redis_is_away(redis, connection):
+    recorder = Recorder(RespConnection("redis://127.0.0.1:1/0", timeout_s=1.0), "tiny", None)
     for number in range(3):
         recorder.offer(record(sample=number))
     await recorder.flush()
-    recorder._redis = redis
+    recorder._connection = connection
     recorder.offer(record(sample=3))
     await recorder.flush()
     assert [r.sample for r in await read_records(redis)] == [0, 1, 2, 3]
-    await away.aclose()
 
 
-async def test_the_journal_holds_what_the_stream_holds(redis, tmp_path):
-    recorder = Recorder(redis, "tiny", Journal(tmp_path, "w"))
+async def test_the_journal_holds_what_the_stream_holds(redis, connection, tmp_path):
+    recorder = Recorder(connection, "tiny", Journal(tmp_path, "w"))
     recorder.offer(record(completion_tokens=9))
     await recorder.flush()
     recorder.close()
@@ -170,10 +176,10 @@ async def test_the_journal_holds_what_the_stream_holds(redis, tmp_path):
     assert [json.loads(line)["completion_tokens"] for line in lines] == [9]
 
 
-async def test_a_full_disk_loses_no_record_of_the_journal(redis, tmp_path):
+async def test_a_full_disk_loses_no_record_of_the_journal(redis, connection, tmp_path):
     journal = tmp_path / "attempts-w1.jsonl"
     journal.symlink_to("/dev/full")
-    recorder = Recorder(redis, "tiny", Journal(tmp_path, "w1"))
+    recorder = Recorder(connection, "tiny", Journal(tmp_path, "w1"))
     records = [record(sample=number) for number in range(3)]
     for one in records[:2]:
         recorder.offer(one)
