@@ -38,6 +38,7 @@ log = structlog.get_logger()
 
 LEASE: Final = dt.timedelta(seconds=15)
 LOOK_S: Final = 1.0
+CLAIM_S: Final = 5.0  # what was created here is claimed at once; this is for what another gateway left
 MAX_FAILURES: Final = 5  # of one line through a fault of ours
 MAX_BATCHES: Final = 16  # at once in one gateway
 _LONGEST_WAIT_S: Final = 30.0
@@ -126,7 +127,7 @@ class BatchRunner:
                         tasks.create_task(self._serve(claimed))
                 except DATABASE_ERRORS as error:
                     log.warning("batches_unavailable", error=str(error))
-                await _pause(self._wake, LOOK_S)
+                await _pause(self._wake, CLAIM_S)
 
     async def release(self) -> None:
         """Give back what is not done. Only after `run` has ended."""
@@ -150,6 +151,7 @@ class BatchRunner:
         finally:
             self._num_batches -= 1
             self._runs.pop(batch.id, None)
+            self._wake.set()  # there is room for another
 
     # -- what a run needs ------------------------------------------------------------------------------------
 
