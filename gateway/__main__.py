@@ -93,6 +93,7 @@ def main() -> None:
     settings = from_env(Settings, "GATEWAY_", os.environ)
     configure_logging("gateway", level=settings.log_level, json=settings.log_json)
     heap.begin()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time, in threads of our own
     uvloop.run(serve(settings))
 
 

@@ -21,7 +21,6 @@ from gateway.starter import Started
 from gateway.writer import EventWriter
 from observability.metrics import Instruments
 
-HEAD_WAIT_S: Final = 10.0
 CLIENT_CLOSED_REQUEST: Final = 499
 
 SERVER_SEND: Final = "server_send"
@@ -126,7 +125,7 @@ class StreamAnswer(ASGIResponse):
         started, writer = self._started, self._writer
         watcher = self._answers.watch(receive, started.client_left)
         try:
-            await writer.head(HEAD_WAIT_S)
+            await writer.head()
             if writer.refusal is not None:
                 raise writer.refusal
             self.headers.add("openai-processing-ms", _processing_ms(started))

@@ -438,4 +438,4 @@ def reference_of(headers: Mapping[str, str]) -> str:
 
 def cache_salt(key: str, org: str) -> str:
     """Return what keeps an organisation's prefixes apart from all others' in the engines' caches."""
-    return hmac.new(key.encode(), org.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.digest(key.encode(), org.encode(), hashlib.sha256).hex()[:32]

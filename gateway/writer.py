@@ -17,7 +17,7 @@ from gateway.pump import Send, Suspended, begin
 log = structlog.get_logger()
 
 PING: Final = b": ping\n\n"
-PING_S: Final = 10.0
+PING_S: Final = 10.0  # of silence; the head of the response is held no longer either
 SEND_S: Final = 60.0  # a client that takes nothing for so long is gone
 MAX_WAITING_BYTES: Final = 1024 * 1024  # a client that is so far behind is gone too
 
@@ -109,21 +109,21 @@ class EventWriter:
         self.close()
 
     def tick(self, now_s: float) -> None:
-        """Send a comment after PING_S of silence, once the head is sent."""
-        if self._head_sent and not self._closed and now_s - self._last_sent_s >= PING_S:
+        """After PING_S of silence let the head of the response go or, once it is sent, send a comment."""
+        if self._closed or now_s - self._last_sent_s < PING_S:
+            return
+        if self._head_sent:
             self.pending.append(self._ping)
             self.flush()
+        else:
+            self.release_head()
 
     # -- the response reads -------------------------------------------------------------------------------
 
-    async def head(self, timeout_s: float) -> None:
-        """Wait until the head may be sent: placed, refused, a first token, or `timeout_s`. See `refusal`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (self._head_free or self.pending or self._closed):
-                    await self._wait()
-        except TimeoutError:
-            pass
+    async def head(self) -> None:
+        """Wait until the head may be sent: placed, refused, a first token, or a late `tick`. See `refusal`."""
+        while not (self._head_free or self.pending or self._closed):
+            await self._wait()
         if self.refusal is None:
             self._head_sent = True
 

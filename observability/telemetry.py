@@ -2,14 +2,19 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from json import dumps
+from typing import Any, Final
 
+import msgspec
 import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, ProcessCollector, start_http_server
 from prometheus_client.exposition import choose_encoder
 
 from observability.metrics import Instruments
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=repr)
 
 
 class Telemetry:
@@ -43,7 +48,7 @@ class Telemetry:
 def configure_logging(service: str, *, level: str = "INFO", json: bool = True) -> None:
     """Make structlog write one line per event to stderr; JSON for machines, plain for a terminal."""
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer(_line) if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[
@@ -61,3 +66,11 @@ def configure_logging(service: str, *, level: str = "INFO", json: bool = True) -
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"%(levelname)s {service} %(name)s %(message)s"
     )
+
+
+def _line(event: Mapping[str, Any], **fallback: Any) -> str:
+    """Return an event as JSON. A gateway writes a line for each request, and `json` takes four times as long."""
+    try:
+        return _encoder.encode(event).decode()
+    except (ValueError, TypeError, OverflowError):  # half a surrogate pair, or a number of more than 64 bits
+        return dumps(event, **fallback)

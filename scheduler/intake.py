@@ -1,11 +1,10 @@
 """What an inbox entry means: decode, check, hand on. Garbage ends here."""
 
-import uuid
-
 import msgspec
 import structlog
 
 from contracts.errors import Interrupted
+from contracts.identity import at_ms
 from contracts.wire import Abort, Continue, InboxEntry, Refused, Submit, decode_inbox
 from scheduler.book import Request
 from scheduler.dispatch import Dispatcher
@@ -61,11 +60,10 @@ class Intake:
         """Return what is in an entry; None when it is garbage."""
         try:
             message = decode_inbox(entry[1])
-            if uuid.UUID(message.rid).version == 7:
-                return message
+            at_ms(message.rid)  # it is one of ours
         except (msgspec.MsgspecError, ValueError):
-            pass
-        return None
+            return None
+        return message
 
     def admit_claimed(self, submit: Submit, entry_id: bytes) -> Request | None:
         """Enter a claimed submit without queueing it; None when it is refused or known."""

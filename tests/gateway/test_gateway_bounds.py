@@ -34,7 +34,7 @@ async def test_a_reader_that_takes_nothing_is_cut_when_too_much_waits_for_it():
     writer, server = EventWriter(asyncio.get_running_loop(), max_waiting_bytes=1000), Stuck()
     async with asyncio.TaskGroup() as tasks:
         writer.release_head()
-        await writer.head(1)
+        await writer.head()
         pumping = tasks.create_task(writer.pump(server))
         await asyncio.sleep(0)
         longest = 0
@@ -52,7 +52,7 @@ async def test_a_reader_that_takes_nothing_is_cut_when_too_much_waits_for_it():
 async def test_a_reader_that_takes_nothing_is_cut_after_its_time():
     writer = EventWriter(asyncio.get_running_loop(), send_s=0.01)
     writer.release_head()
-    await writer.head(1)
+    await writer.head()
     writer.pending.append(b"x")
     assert await writer.pump(Stuck()) is False
 

@@ -136,7 +136,7 @@ def test_without_being_asked_no_chunk_has_usage_and_none_is_without_choices(kind
 async def test_an_error_after_the_first_byte_is_the_last_event_and_no_done_follows(kind: str):
     stream = stream_of(kind, asyncio.get_running_loop())
     stream.placed()
-    await stream.writer.head(1)
+    await stream.writer.head()
     stream.piece(0, "a")
     stream.failed(Interrupted("broke off"))
     last = data_of(frames(b"".join(stream.writer.pending))[-1])
@@ -159,7 +159,7 @@ async def test_silence_is_filled_with_what_clients_of_that_kind_pass_over(kind: 
 
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.writer.head(1)
+        await stream.writer.head()
         pumping = tasks.create_task(stream.writer.pump(send))
         await asyncio.sleep(0)
         stream.tick(stream.writer._last_sent_s + PING_S)

@@ -180,7 +180,7 @@ async def test_chunks_of_one_batch_are_one_send():
     stream, sent = event_stream(), Sent()
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.writer.head(1)
+        await stream.writer.head()
         pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         stream.piece(0, "a")
@@ -197,7 +197,7 @@ async def test_a_server_that_is_behind_gets_the_rest_in_order_when_it_has_room()
     sent.gate.clear()
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.writer.head(1)
+        await stream.writer.head()
         pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         for text in ("a", "b", "c"):
@@ -218,10 +218,10 @@ async def test_a_server_that_is_behind_gets_the_rest_in_order_when_it_has_room()
 async def test_silence_is_filled_with_comments_once_the_head_is_sent():
     stream, sent = event_stream(), Sent()
     later_s = stream.writer._last_sent_s + PING_S
-    stream.tick(later_s)  # the head is held: nothing may be sent
+    stream.tick(later_s)  # the head is held: no comment may be sent
     async with asyncio.TaskGroup() as tasks:
         stream.placed()
-        await stream.writer.head(1)
+        await stream.writer.head()
         pumping = tasks.create_task(stream.writer.pump(sent))
         await asyncio.sleep(0)
         stream.tick(later_s - 1)
@@ -240,18 +240,24 @@ async def test_a_client_whose_connection_fails_ends_the_pump():
         raise RuntimeError("closed")
 
     stream.placed()
-    await stream.writer.head(1)
+    await stream.writer.head()
     stream.piece(0, "a")
     assert await stream.writer.pump(send) is False
 
 
 async def test_the_head_waits_until_its_time_is_up_and_no_longer():
     stream = event_stream()
-    await stream.writer.head(0.01)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(stream.writer.head())
+        await asyncio.sleep(0)
+        stream.tick(stream.writer._last_sent_s + PING_S - 1)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        stream.tick(stream.writer._last_sent_s + PING_S)
     assert stream.writer.refusal is None
     refused = event_stream()
     refused.failed(NoCapacity("no"))
-    await refused.writer.head(10)
+    await refused.writer.head()
     assert isinstance(refused.writer.refusal, NoCapacity)
 
 
