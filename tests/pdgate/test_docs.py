@@ -20,7 +20,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 EVERY_PAGE = sorted(
     page
     for page in REPOSITORY.rglob("*.md")
-    if not {".venv", ".audit", ".clients", ".pdgate", "node_modules"} & set(page.relative_to(REPOSITORY).parts)
+    if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(REPOSITORY).parts)
 )
 REFERENCE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 FILE = re.compile(
