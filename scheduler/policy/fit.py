@@ -2,7 +2,9 @@
 
 Each coefficient is estimated as a multiple of its prior, and errors count relative to what was measured, so that
 short and long prompts weigh alike. A stated prior is believed: multiples stay within ±50 %. An assumed one is
-only a place to start from. An outlier counts as three standard deviations at most (Huber).
+only a place to start from. An outlier counts as three standard deviations at most (Huber). What a measurement says
+nothing about is not forgotten with it: hours of prompts of one length leave what is known of the others (directional
+forgetting, Kulhavy 1987).
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,6 @@ _FORGETTING = 0.995
 _NOISE = 0.01  # squared relative error of one measurement
 _OUTLIER_SIGMAS = 3.0
 _SURE, _OPEN = 0.05, 1e4
-_HIGHEST_VARIANCE = 1e6
 _STATED_BOUNDS, _ASSUMED_BOUNDS = (0.5, 1.5), (1e-3, 1e4)
 
 
@@ -56,7 +57,8 @@ class Rls:
         """
         x = [part / measured for part in parts]
         px = [sum(row[j] * x[j] for j in range(len(x))) for row in self._p]
-        spread = _NOISE + sum(a * b for a, b in zip(x, px, strict=True))
+        unsure = sum(a * b for a, b in zip(x, px, strict=True))
+        spread = _NOISE + unsure
         error = 1.0 - sum(a * b for a, b in zip(x, self.multiples, strict=True))
         limit = _OUTLIER_SIGMAS * max(self._variance, _NOISE) ** 0.5
         error = min(max(error, -limit), limit)
@@ -64,10 +66,10 @@ class Rls:
         low, high = self._bounds
         for i, gain in enumerate(px):
             self.multiples[i] = min(max(self.multiples[i] + gain / spread * error, low), high)
+        learned = (1.0 - (1.0 / _FORGETTING - 1.0) * _NOISE / unsure) / spread if unsure > 0 else 0.0
         for i, row in enumerate(self._p):
             for j in range(len(row)):
-                row[j] = (row[j] - px[i] * px[j] / spread) / _FORGETTING
-            row[i] = min(row[i], _HIGHEST_VARIANCE)
+                row[j] -= px[i] * px[j] * learned
         self.seen += 1
 
     @property

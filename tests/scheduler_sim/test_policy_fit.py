@@ -56,6 +56,25 @@ def test_an_assumed_prior_is_left_as_far_as_measured():
     assert max(errors(model, cpu)) < 0.25
 
 
+@pytest.mark.parametrize("stated", [True, False])
+def test_hours_of_prompts_of_one_length_leave_what_is_known_of_the_others(stated):
+    fit = feed(LatencyFit(DEFAULT_LATENCY, stated=stated), TRUTH)
+    rng = random.Random(2)
+    for _ in range(5000):
+        ms = TRUTH.prefill.ms(8192) * rng.uniform(0.95, 1.05)
+        fit.prompt(uncached_tokens=8192, cached_tokens=0, compute_ms=ms)
+        step_ms = TRUTH.decode.step_ms(32, 80_000) * rng.uniform(0.95, 1.05)
+        fit.step(num_requests=32, kv_tokens=80_000, step_ms=step_ms)
+    assert max(errors(fit.model, TRUTH)) < 0.1
+
+
+def test_a_worker_that_becomes_slower_is_followed_where_it_is_measured():
+    fit = feed(LatencyFit(DEFAULT_LATENCY, stated=False), TRUTH)
+    for _ in range(400):
+        fit.prompt(uncached_tokens=8192, cached_tokens=0, compute_ms=1.2 * TRUTH.prefill.ms(8192))
+    assert fit.model.prefill.ms(8192) == pytest.approx(1.2 * TRUTH.prefill.ms(8192), rel=0.05)
+
+
 def test_one_absurd_measurement_changes_little():
     fit = feed(LatencyFit(DEFAULT_LATENCY, stated=True), TRUTH)
     before = fit.model.prefill.ms(2000)
