@@ -1,11 +1,10 @@
 """The closed form beside NVIDIA Dynamo's mocker, an engine model and a router that are not ours.
 
-`python -m benches.plan_mocker --peer PYTHON`, PYTHON of an environment with ai-dynamo 1.6.1
-(`benches.plan_mocker_runs`). The planner is given the mocker's own timing (its default polynomials, read off its
-answers to single requests), so what is compared is the decision: whether a split gains 30 % on eight workers, and which
-split is best. Unified workers take the best of three chunk sizes on both sides; prefix caching is off. The constant of
-the prefill polynomial is one step's: prompts that a prefill worker takes together share it, each chunk of a unified
-worker pays it again.
+`python -m benches.plan_mocker` (the mocker's environment: `benches.mocker`). The planner is given the mocker's own
+timing (its default polynomials, read off its answers to single requests), so what is compared is the decision: whether
+a split gains 30 % on eight workers, and which split is best. Unified workers take the best of three chunk sizes on both
+sides; prefix caching is off. The constant of the prefill polynomial is one step's: prompts that a prefill worker takes
+together share it, each chunk of a unified worker pays it again.
 
 A run takes long, so it may be done in pieces (`--minutes 10`): questions with an answer in the results are kept.
 """
@@ -14,7 +13,6 @@ import argparse
 import itertools
 import json
 import math
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from benches.mocker import Mocker
+from benches.mocker_trace import write_trace
 from benches.plan_agreement import wilson
 from benches.plan_cases import TRAFFIC, TTFT_MS
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
@@ -75,29 +75,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return _pays(self.gain) == _pays(self.mocker_gain)
 
 
-class Mocker:
+class Player(Mocker):
     """The other environment's process."""
-
-    def __init__(self, python: str) -> None:
-        script = str(Path(__file__).with_name("plan_mocker_runs.py"))
-        self._process = subprocess.Popen(
-            [python, script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={},
-        )
 
     def attainment(self, trace: Path, target: SloTarget, rate_rps: float, **fleet: int) -> float:
         """Play a trace at a rate and return the share (0 to 1) that met both targets."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         ask = {"trace": str(trace), "rate_rps": rate_rps, "ttft_ms": target.ttft_ms, "tpot_ms": target.tpot_ms}
         whole = {"prefill": 0, "decode": 0, "unified": 0, "chunk_tokens": 0} | fleet
-        self._process.stdin.write(json.dumps(ask | whole) + "\n")
-        self._process.stdin.flush()
-        return float(json.loads(self._process.stdout.readline())["attainment"])
+        return float(json.loads(self.ask(json.dumps(ask | whole)))["attainment"])
 
     def capacity(self, trace: Path, target: SloTarget, near_rps: float, **fleet: int) -> float:
         """Return the highest rate that keeps the attainment, between a third and three times `near_rps`; 0 = none."""
@@ -109,20 +94,14 @@ class Mocker:
             low, high = (rate, high) if self.attainment(trace, target, rate, **fleet) >= ATTAINMENT else (low, rate)
         return math.sqrt(low * high)
 
-    def end(self) -> None:
-        """Let it end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-
 
 def main() -> None:
     """Ask both what has no answer yet, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", required=True, help="python of an environment with ai-dynamo 1.6.1")
+    parser.add_argument("--peer", help="python of an environment with ai-dynamo 1.6.1 (default: made in .pdgate/peers)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question after so many")
     options = parser.parse_args()
-    mocker = Mocker(options.peer)
+    mocker = Player("benches.plan_mocker_runs", python=options.peer)
     ends = time.monotonic() + 60 * options.minutes
     rows = msgspec.json.decode(RESULTS.read_bytes(), type=list[Row]) if RESULTS.exists() else []
     known = {(row.traffic, row.ttft_ms, row.tpot_ms) for row in rows}
@@ -130,7 +109,9 @@ def main() -> None:
         loads = {}
         for traffic, description in TRAFFIC.items():
             loads[traffic] = sample(msgspec.structs.replace(description, sample=REQUESTS, prefix_reuse=0.0))
-            write_trace(loads[traffic], Path(folder) / f"{traffic}.jsonl")
+            evenly = loads[traffic].at_rate(1.0).requests
+            timed = ((r.arrival_s, r.prompt_tokens, r.output_tokens) for r in evenly)
+            write_trace(Path(folder) / f"{traffic}.jsonl", timed)
         for factor, tpot_ms, (traffic, load) in itertools.product(TTFT_FACTORS, TPOT_MS, loads.items()):
             target = SloTarget(ttft_ms=TTFT_MS[traffic] * factor, tpot_ms=tpot_ms)
             if (traffic, target.ttft_ms, tpot_ms) in known or time.monotonic() > ends:
@@ -146,22 +127,6 @@ def main() -> None:
         print(f"{name}: {sum(hits)} of {len(hits)} = {sum(hits) / len(hits):.0%} ({low:.0%} to {high:.0%})")
     apart = sorted(abs(r.gain - r.mocker_gain) for r in rows if r.gain is not None and r.mocker_gain is not None)
     print(f"gains differ by {100 * percentile(apart, 0.5):.0f} points in the median, n {len(apart)}")
-
-
-def write_trace(load: Workload, file: Path) -> None:
-    """Write a workload in the mocker's own format, at one request per second, no block shared."""
-    fresh = 0
-    with file.open("w", encoding="utf-8") as lines:
-        for request in load.at_rate(1.0).requests:
-            blocks = -(-request.prompt_tokens // 512)
-            row = {
-                "timestamp": round(request.arrival_s * 1000, 3),
-                "input_length": request.prompt_tokens,
-                "output_length": request.output_tokens,
-                "hash_ids": list(range(fresh, fresh + blocks)),
-            }
-            fresh += blocks
-            lines.write(json.dumps(row) + "\n")
 
 
 def latency_of(tpot_ms: float) -> LatencyModel:
@@ -182,7 +147,7 @@ def latency_of(tpot_ms: float) -> LatencyModel:
     )
 
 
-def _row(traffic: str, load: Workload, trace: Path, target: SloTarget, mocker: Mocker) -> Row | None:
+def _row(traffic: str, load: Workload, trace: Path, target: SloTarget, mocker: Player) -> Row | None:
     assert target.tpot_ms is not None
     traffics = Traffics(load, target)
     worker = Worker(gpu=accelerators()["H100"], use=Deployment(), latency=latency_of(target.tpot_ms))

@@ -1,7 +1,7 @@
 """Plays traces in NVIDIA Dynamo's mocker for `benches.plan_mocker`. Runs in an environment of its own.
 
 One JSON object a line comes in on stdin (trace, rate, workers, targets), one goes out on stdout (attainment, 0 to 1).
-The environment: `pip install --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1`.
+The environment: `benches.mocker`.
 """
 
 import json
