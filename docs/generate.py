@@ -1,7 +1,7 @@
 """Writes the pages and parts of pages that follow from code and measurements.
 
-These are the lifecycles in docs/architecture.md, tables of docs/scaling.md, docs/planner.md, docs/autoscaling.md and
-docs/performance.md, and all of docs/configuration.md.
+These are the lifecycles in docs/architecture.md, tables of docs/scaling.md, docs/planner.md, docs/autoscaling.md,
+docs/scheduler.md and docs/performance.md, and all of docs/configuration.md.
 `make docs` runs it; `make check` (`--check`) and a test compare the pages with what this would write.
 """
 
@@ -19,6 +19,8 @@ import msgspec
 from benches.autoscale_paper import read_paper, table_of_paper
 from benches.autoscale_report import read, table_of_days, table_of_steady_load
 from benches.plan_tables import agreement_table, choices_table, mocker_table, pairs_table, peers_table
+from benches.referee.found import read as read_referee
+from benches.referee.table import grid_table, release_table
 from benches.scale_table import box_table
 from benches.scaling import limit_table, measured, size_table
 from contracts.lifecycle import REQUEST_NEXT, WORKER_NEXT, RequestState, WorkerState
@@ -85,6 +87,17 @@ def autoscaling(page: str) -> str:
     figures = read()
     page = rewritten(rewritten(page, "days", table_of_days(figures)), "steady", table_of_steady_load(figures))
     return rewritten(page, "paper", table_of_paper(read_paper()))
+
+
+SCHEDULER = Path(__file__).with_name("scheduler.md")
+
+
+def scheduler(page: str) -> str:
+    """Return docs/scheduler.md with the tables of the referee."""
+    found = read_referee()
+    for release in ("1.4.2", "1.6.1"):
+        page = rewritten(page, f"referee {release}", release_table(found, release))
+    return rewritten(page, "planner grid", grid_table(found))
 
 
 PERFORMANCE = Path(__file__).with_name("performance.md")
@@ -177,6 +190,7 @@ def main() -> None:
         SCALING: scaling(SCALING.read_text()),
         AUTOSCALING: autoscaling(AUTOSCALING.read_text()),
         PLANNER: planner(PLANNER.read_text()),
+        SCHEDULER: scheduler(SCHEDULER.read_text()),
         PERFORMANCE: performance(PERFORMANCE.read_text()),
         CONFIGURATION: configuration(),
     }

@@ -83,9 +83,12 @@ def _verdicts(loads: Sequence[Sequence[Measured]]) -> Iterator[str]:
     moved = {rows[0].load: _moves(rows) for rows in loads}
     over = [load for load, (ours, theirs) in moved.items() if ours > FEW * theirs]
     ours, theirs = (sum(pair[side] for pair in moved.values()) for side in (0, 1))
+    flips = sum(row.ratio.decisions for rows in loads for row in rows)
+    changes = sum(row.planners[best_setting(rows)].decisions for rows in loads for row in rows)
     yield (
         f"* At most a tenth of its scale events: {_met(not over)}{' on ' + ', '.join(over) if over else ''}; "
-        f"{ours} workers started or stopped against {theirs} over all loads."
+        f"{ours} workers started or stopped against {theirs} over all loads, {flips} flips against {changes} changes "
+        "of a count."
     )
     settings = loads[0][0].planners
     one = max(settings, key=lambda name: fmean(row.planners[name].attainment for rows in loads for row in rows))

@@ -2,14 +2,16 @@
 
 import pytest
 
+from benches.referee.__main__ import GRID, LOADS
 from benches.referee.adapter import Engine, RatioScaling
 from benches.referee.capped import Capped
 from benches.referee.finished import Asked, Underway
-from benches.referee.found import Figure, Found, Measured
-from benches.referee.table import release_table
+from benches.referee.found import Figure, Found, Measured, read
+from benches.referee.table import grid_table, release_table
 from contracts.lifecycle import Role
 from contracts.perf import DEFAULT_LATENCY
 from contracts.slo import SloTarget
+from tests.processes import REPOSITORY
 
 TARGET = SloTarget(ttft_ms=2000, tpot_ms=20)
 ENGINE = Engine(latency=DEFAULT_LATENCY, kv_capacity_tokens=1_000_000, max_running=256, step_tokens=8192)
@@ -167,6 +169,22 @@ def test_a_wish_that_could_not_be_granted_gives_way_to_a_newer_one():
     assert capped.num_moved == 0
 
 
+def test_the_page_has_the_tables_of_the_results():
+    found, page = read(), (REPOSITORY / "docs" / "scheduler.md").read_text()
+    for release in ("1.4.2", "1.6.1"):
+        assert release_table(found, release) in page, "run `make docs`"
+    assert grid_table(found) in page, "run `make docs`"
+
+
+def test_every_load_was_played_by_the_whole_grid_with_no_more_than_the_workers_there_are():
+    rows = [rows for rows in read().of_release("1.4.2") for rows in rows]
+    assert {row.load for row in rows} == set(LOADS)
+    for row in rows:
+        assert list(row.planners) == list(GRID)
+        assert all(0 <= figure.attainment <= 1 for figure in (row.ratio, *row.statics.values(), *row.planners.values()))
+        assert row.ratio.moved == 2 * row.ratio.decisions == 2 * len(row.ratio.changes)
+
+
 def test_the_verdicts_are_those_of_the_figures():
     def measured(load, ours, theirs, moves):
         ratio = Figure(attainment=ours, goodput_rps=1.0, late=0, slow=0, moved=moves[0])
@@ -182,7 +200,7 @@ def test_the_verdicts_are_those_of_the_figures():
     table = release_table(found, "1")
     assert "missed; at worst -2.0 points, on b." in table
     assert "met; at best +15.0 points, on a." in table
-    assert "missed on b; 6 workers started or stopped against 70 over all loads." in table
+    assert "missed on b; 6 workers started or stopped against 70 over all loads, 0 flips" in table
     assert "best on average (good), ours is between -2.0 points and +15.0 points." in table
     assert "| a | 1 | **95.0 %** |" in table
     assert "80.0 % good" in table
