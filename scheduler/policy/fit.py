@@ -56,21 +56,41 @@ class Rls:
             measured: the sum that was seen, > 0.
         """
         x = [part / measured for part in parts]
-        px = [sum(row[j] * x[j] for j in range(len(x))) for row in self._p]
-        unsure = sum(a * b for a, b in zip(x, px, strict=True))
-        spread = _NOISE + unsure
         error = 1.0 - sum(a * b for a, b in zip(x, self.multiples, strict=True))
         limit = _OUTLIER_SIGMAS * max(self._variance, _NOISE) ** 0.5
         error = min(max(error, -limit), limit)
         self._variance += (error * error - self._variance) * (0.05 if self.seen > 20 else 0.3)
-        low, high = self._bounds
-        for i, gain in enumerate(px):
-            self.multiples[i] = min(max(self.multiples[i] + gain / spread * error, low), high)
-        learned = (1.0 - (1.0 / _FORGETTING - 1.0) * _NOISE / unsure) / spread if unsure > 0 else 0.0
+        self._move(x, error)
+        px = [sum(row[j] * x[j] for j in range(len(x))) for row in self._p]
+        unsure = sum(a * b for a, b in zip(x, px, strict=True))
+        learned = (1.0 - (1.0 / _FORGETTING - 1.0) * _NOISE / unsure) / (_NOISE + unsure) if unsure > 0 else 0.0
         for i, row in enumerate(self._p):
             for j in range(len(row)):
                 row[j] -= px[i] * px[j] * learned
         self.seen += 1
+
+    def _move(self, x: Sequence[float], error: float) -> None:
+        """Turn the multiples by an error. One at its bound that would go beyond is no help: the others do it.
+
+        Left in, it would take the error for its own for good, while those it is traded against went the wrong way.
+        """
+        low, high = self._bounds
+        free = list(range(len(x)))
+        while True:
+            px = {i: sum(self._p[i][j] * x[j] for j in free) for i in free}
+            spread = _NOISE + sum(x[i] * px[i] for i in free)
+            moved = {i: self.multiples[i] + px[i] / spread * error for i in free}
+            stuck = [i for i in free if (moved[i] - self.multiples[i]) * self._beyond(i) > 0]
+            if not stuck:
+                break
+            free = [i for i in free if i not in stuck]
+        for i, multiple in moved.items():
+            self.multiples[i] = min(max(multiple, low), high)
+
+    def _beyond(self, index: int) -> int:
+        """Return the direction in which a multiple has no way to go: 1, -1, or 0 between the bounds."""
+        low, high = self._bounds
+        return (self.multiples[index] >= high) - (self.multiples[index] <= low)
 
     @property
     def state(self) -> RlsState:

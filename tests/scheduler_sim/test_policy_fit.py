@@ -68,8 +68,9 @@ def test_hours_of_prompts_of_one_length_leave_what_is_known_of_the_others(stated
     assert max(errors(fit.model, TRUTH)) < 0.1
 
 
-def test_a_worker_that_becomes_slower_is_followed_where_it_is_measured():
-    fit = feed(LatencyFit(DEFAULT_LATENCY, stated=False), TRUTH)
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_worker_that_becomes_slower_is_followed_where_it_is_measured(stated):
+    fit = feed(LatencyFit(DEFAULT_LATENCY, stated=stated), TRUTH)
     for _ in range(400):
         fit.prompt(uncached_tokens=8192, cached_tokens=0, compute_ms=1.2 * TRUTH.prefill.ms(8192))
     assert fit.model.prefill.ms(8192) == pytest.approx(1.2 * TRUTH.prefill.ms(8192), rel=0.05)
