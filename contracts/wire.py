@@ -399,7 +399,7 @@ def stages_from_pb(message: pb.Stages) -> Stages:
     )
 
 
-_OPTIONAL_SAMPLING = (
+_OPTIONAL_SAMPLING = (  # named alike in both forms
     "temperature",
     "top_p",
     "top_k",
@@ -431,7 +431,8 @@ def sampling_to_pb(sampling: Sampling) -> pb.Sampling:
 
 def sampling_from_pb(message: pb.Sampling) -> Sampling:
     """Return the sampling parameters in a message. Raises msgspec.ValidationError for an unknown kind of grammar."""
-    given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
+    present = {field.name: value for field, value in message.ListFields()}
+    given = {name: present[name] for name in _OPTIONAL_SAMPLING if name in present}
     grammar = None
     if message.HasField("grammar"):
         grammar = msgspec.convert({"kind": message.grammar.kind, "text": message.grammar.text}, Grammar)

@@ -127,12 +127,15 @@ class Settlement:
 
         Nor when it is time to look whether Redis lives.
         """
-        longest_s = FINISH_WITHIN_S if self._settled else _LOOK_S if self._unconfirmed else None
-        try:
-            async with asyncio.timeout(longest_s):
-                batch = [await self._waiting.get()]
-        except TimeoutError:
-            return []
+        if self._waiting.empty():
+            longest_s = FINISH_WITHIN_S if self._settled else _LOOK_S if self._unconfirmed else None
+            try:
+                async with asyncio.timeout(longest_s):
+                    batch = [await self._waiting.get()]
+            except TimeoutError:
+                return []
+        else:
+            batch = []
         while len(batch) < _BATCH and not self._waiting.empty():
             batch.append(self._waiting.get_nowait())
         return batch

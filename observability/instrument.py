@@ -66,10 +66,14 @@ class Labels:
 
     def values(self, given: Mapping[str, str]) -> tuple[str, ...]:
         """Return the values in declared order; a key that is not given is empty."""
-        found = tuple([given.get(key, "") for key in self._keys])
-        if len(given) > len(self._keys) or any(key not in self._keys for key in given):
+        if len(given) == len(self._keys):
+            try:
+                return tuple([given[key] for key in self._keys])
+            except KeyError:  # as many as declared, but not the same ones
+                pass
+        if any(key not in self._keys for key in given):
             self._faults.count(self._name, "undeclared_label")
-        return found
+        return tuple([given.get(key, "") for key in self._keys])
 
     def bounded(self, values: tuple[str, ...]) -> tuple[str, ...]:
         """Return the values with each that is one too many replaced by `other`. For new tuples only."""
