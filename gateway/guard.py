@@ -6,7 +6,7 @@ from typing import Any
 from litestar import Request
 
 from contracts.errors import InvalidApiKey
-from gateway.auth import Authenticator, credential
+from gateway.auth import Authenticator, credential, headers_of
 from gateway.holds import Holds
 from gateway.scopes import check_call, check_model, check_tier, client_address
 from gateway.tenants import ApiKey
@@ -27,7 +27,7 @@ class Guard:
         `serving`: the call would run on a worker. Then the reserve script compares the key's state; otherwise it is
         compared here.
         """
-        authorization = credential(request.headers)
+        authorization = credential(headers_of(request.scope))
         key = await (self._auth.authenticate if serving else self._auth.confirm)(authorization)
         self._holds.check_caller(key.organisation_id, key.project_id, serving=serving)
         self.check_endpoint(request, key, request.scope["path"])
@@ -37,7 +37,8 @@ class Guard:
         """Check that a key may call an endpoint from where the request comes from."""
         if any(scopes.endpoints is not None or scopes.networks is not None for scopes in key.bounds):
             peer = request.client.host if request.client is not None else ""
-            address = client_address(peer, request.headers.get("x-forwarded-for", ""), self._trusted)
+            forwarded = headers_of(request.scope).get("x-forwarded-for", "")
+            address = client_address(peer, forwarded, self._trusted)
             check_call(key.bounds, endpoint=endpoint, address=address)
 
     async def reload(self, authorization: str | None) -> ApiKey:

@@ -30,7 +30,7 @@ from redis.exceptions import RedisError
 from contracts import keys
 from contracts.errors import BadRequest, DependencyDown, ServingError, openai_body
 from contracts.resp import RespConnection
-from gateway.auth import Authenticator, credential
+from gateway.auth import Authenticator, credential, headers_of
 from gateway.bodies import read_body
 from gateway.errors import error_headers
 from gateway.live_answers import Ended, LiveAnswers, Making
@@ -195,8 +195,7 @@ class Idempotency:
             raise BadRequest(
                 f"'Idempotency-Key' has 1 to {_MAX_KEY_CHARACTERS} printable characters.", param="Idempotency-Key"
             )
-        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        caller = await self._auth.authenticate(credential(given))
+        caller = await self._auth.authenticate(credential(headers_of(scope)))
         body = await read_body(receive, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         org = caller.organisation_id
         place = keys.idempotent(org, hashlib.sha256(f"{org}\n{scope['path']}\n{header}".encode()).hexdigest())

@@ -31,7 +31,7 @@ from contracts.usage import Outcome
 from contracts.wire import Owner, Sampling, Submit, pack_ids
 from gateway.accounting import never_ran
 from gateway.admission import Admission, Asked, ReservationUnknown, most_tokens, redis_down
-from gateway.auth import credential
+from gateway.auth import credential, headers_of
 from gateway.bodies import check_encoding, read_body
 from gateway.effects import Effects
 from gateway.fleet import Fleet
@@ -168,9 +168,10 @@ class Starter:
         arrived_s, now_ms = time.monotonic(), self._prices.now_ms()
         rid = new_rid(now_ms)
         request.scope["state"]["rid"] = rid
-        authorization = credential(request.headers)
+        headers = headers_of(request.scope)
+        authorization = credential(headers)
         key = await self._guard.key_of(request, serving=not confirm)
-        check_encoding(request.headers.get("content-encoding"))
+        check_encoding(headers.get("content-encoding"))
         body = await read_body(
             request.receive,
             max_bytes=max_bytes or self._settings.max_body_bytes,
@@ -184,11 +185,11 @@ class Starter:
             arrived_unix_ms=now_ms,
             arrived_s=arrived_s,
             route=request.scope["path"],
-            traceparent=request.headers.get("traceparent", ""),
-            reference=reference_of(request.headers),
-            slo=read_targets(request.headers.get(HEADER, "")),
-            max_wait_s=read_max_wait(request.headers.get(MAX_WAIT, "")),
-            session=request.headers.get("x-session-id", "")[:MAX_NAME],
+            traceparent=headers.get("traceparent", ""),
+            reference=reference_of(headers),
+            slo=read_targets(headers.get(HEADER, "")),
+            max_wait_s=read_max_wait(headers.get(MAX_WAIT, "")),
+            session=headers.get("x-session-id", "")[:MAX_NAME],
         )
 
     def new_rid(self) -> str:
