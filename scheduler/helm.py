@@ -28,6 +28,7 @@ from contracts.wire import RequestOutcome
 from observability.metrics import Instruments
 from scheduler.actuator import Actuator, FlipResult
 from scheduler.autoscaler import Autoscaler
+from scheduler.beat import beat
 from scheduler.book import Book, Request
 from scheduler.boot import Boot
 from scheduler.controller import RatioController
@@ -242,7 +243,7 @@ class Helm:
         next_point_s = self._now_s() + self._settings.point_s
         try:
             while True:
-                await asyncio.sleep(self._settings.look_s)
+                await beat(self._settings.look_s)
                 now_s = self._now_s()
                 tick = now_s >= self._next_tick_s
                 if tick:

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from scheduler.beat import beat
 
 log = structlog.get_logger()
 
@@ -100,7 +101,7 @@ class LeaderLease:
     async def hold(self) -> None:
         """Renew until cancelled. Raises LeadershipLost; `held` is false by then."""
         while True:
-            await asyncio.sleep(self._renew_s)
+            await beat(self._renew_s)
             asked_s = self._now_s()
             try:
                 async with asyncio.timeout(max(0.05, self._valid_until_s - asked_s)):

@@ -15,6 +15,7 @@ from contracts.orders import ANSWER_KEPT_MS, MAX_AGE_S, Answer, Order, answer, o
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD, encode
 from scheduler.actuator import Actuator
+from scheduler.beat import beat
 from scheduler.registry import WorkerRegistry
 from scheduler.worker import Standing
 
@@ -49,7 +50,7 @@ class Orders:
     async def run(self) -> None:
         """Obey until cancelled."""
         while True:
-            await asyncio.sleep(POLL_S)
+            await beat(POLL_S)
             try:
                 read: Any = await self._redis.xread({orders(self._pool): self._from}, count=10)
                 for _, rows in read or ():

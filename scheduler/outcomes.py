@@ -4,7 +4,6 @@ Nothing waits for it, so the stream is read in batches. A gateway may settle bef
 come here. Those tell the stages that a miss is blamed on, so such an outcome waits for them a little.
 """
 
-import asyncio
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from contracts import keys
 from contracts.resp import RespConnection
 from contracts.usage import Outcome
 from contracts.wire import FIELD, RequestOutcome
+from scheduler.beat import beat
 from scheduler.book import Book
 from scheduler.verdicts import Verdicts
 
@@ -51,7 +51,7 @@ class Outcomes:
     async def run(self) -> None:
         """Read again and again; while Redis is away, try."""
         while True:
-            await asyncio.sleep(self._period_s)
+            await beat(self._period_s)
             try:
                 answer: Any = await self._connection.call(
                     "XREAD", "COUNT", _AT_ONCE, "STREAMS", self._key, self._last_id

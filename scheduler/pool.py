@@ -20,6 +20,7 @@ from observability.metrics import Instruments
 from observability.tracing import Tracer
 from scheduler.actuator import Actuator
 from scheduler.attempts import Attempts
+from scheduler.beat import beat
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
 from scheduler.fleet.protocol import Fleet
@@ -379,7 +380,7 @@ class Term:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._timing.tick_s)
+            await beat(self._timing.tick_s)
             self._registry.pairs.tick(self._lease.epoch)
             self.attempts.tick()
             self.dispatcher.tick()
@@ -388,7 +389,7 @@ class Term:
     async def _sweep(self) -> None:
         """Look after what no message tells: dead gateways, lost outcomes, entries read by a former leader."""
         while True:
-            await asyncio.sleep(self._timing.gateway_poll_s)
+            await beat(self._timing.gateway_poll_s)
             self._hand_back()
             try:
                 await self._dead_gateways.look()

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from contracts.additions import LiveModels, read_added
 from contracts.catalog import Catalog
+from scheduler.beat import beat
 from scheduler.pool import PoolScheduler
 
 log = structlog.get_logger()
@@ -64,7 +65,7 @@ class Pools(Iterable[PoolScheduler]):
         async with asyncio.TaskGroup() as tasks:
             self._follow(tasks)
             while True:
-                await asyncio.sleep(self._look_s)
+                await beat(self._look_s)
                 try:
                     added = await read_added(self._redis)
                 except (RedisError, OSError, TimeoutError, msgspec.MsgspecError) as error:

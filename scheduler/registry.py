@@ -28,6 +28,7 @@ from contracts import keys
 from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration
+from scheduler.beat import beat
 from scheduler.control import ControlStream
 from scheduler.pairs import PairKey, Pairs
 from scheduler.policy.cluster import ClusterView, WorkerView
@@ -254,7 +255,7 @@ class WorkerRegistry:
         period_s = min(self._suspect_after_s / 3, 0.1)
         while True:
             before_s = self._now_s()
-            await asyncio.sleep(period_s)
+            await beat(period_s)
             # A loop that was itself held up has not heard anybody: that is not their silence.
             held_up_s = max(0.0, self._now_s() - before_s - 2 * period_s)
             for link in list(self._links.values()):

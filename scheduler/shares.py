@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from scheduler.beat import beat
 
 log = structlog.get_logger()
 
@@ -56,7 +57,7 @@ class Shares:
                         await self._beat(key)
                 except (RedisError, TimeoutError) as error:
                     log.warning("shares_not_read", pool=self._pool, error=str(error))
-                await asyncio.sleep(self._beat_s)
+                await beat(self._beat_s)
         finally:
             await self._leave(key)
 
