@@ -1,4 +1,4 @@
-"""How cost grows on one box: `python -m benches.scale [PART ...]`; parts: gateways, workers, queued, tenants.
+"""How cost grows on one box: `python -m benches.scale [PART ...]`; parts: gateways, workers, queued, tenants, keys.
 
 CPU time, not wall time: two cores cannot run four gateways faster than two, but what a token costs says whether more
 processes get in each other's way. The slope is that of log cost over log size by least squares: 0 = cost does not grow,
@@ -24,6 +24,7 @@ import httpx
 from benches import load
 from benches.__main__ import CATALOG, INSTANT, MODEL, PROMPT, machine, services
 from benches.cpu import cpu_ns, snapshot
+from benches.scale_keys import keys_among
 from benches.scale_table import RESULTS, box_table
 from contracts import keys
 from contracts.identity import new_rid
@@ -50,6 +51,7 @@ GATEWAYS: Final = (1, 2, 4)
 WORKERS: Final = (2, 8, 32, 64)
 QUEUED: Final = (1_000, 10_000, 100_000)
 TENANTS: Final = (100, 1_000, 10_000)
+KEYS: Final = (1_000, 100_000, 1_000_000)
 _IDLE_S: Final = 10.0
 _TURNS: Final = 5_000
 _REQUESTS: Final = 3_000
@@ -259,7 +261,7 @@ async def _calls(stack: Stack, ports: Sequence[int], *, streams: int, each: int,
 
 # -- the command -------------------------------------------------------------------------------------------------
 
-PARTS: Final = {"gateways": GATEWAYS, "workers": WORKERS, "queued": QUEUED, "tenants": TENANTS}
+PARTS: Final = {"gateways": GATEWAYS, "workers": WORKERS, "queued": QUEUED, "tenants": TENANTS, "keys": KEYS}
 
 
 def measure(part: str, size: int) -> dict[str, float]:
@@ -272,6 +274,8 @@ def measure(part: str, size: int) -> dict[str, float]:
         with services(folder) as (valkey, postgres):
             if part == "tenants":
                 return asyncio.run(tenants(size, valkey))
+            if part == "keys":
+                return asyncio.run(keys_among(size, _stack(folder, valkey, postgres), valkey, postgres))
             return asyncio.run((gateways if part == "gateways" else workers)(size, folder, valkey, postgres))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

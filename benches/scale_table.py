@@ -34,5 +34,12 @@ _SHOWN: Final[Mapping[str, tuple[str, Callable[[Row], str]]]] = {
     "gateways": ("a token, all processes", lambda row: f"gateways {row['gateways_us']:.1f}"),
     "workers": ("a request: gateway, scheduler, Valkey", _of_workers),
     "queued": ("a turn", lambda row: f"{row['bytes']:,.0f} B a waiting request"),
+    "keys": (
+        "a call with a key that the gateway has not seen: gateway, Valkey, PostgreSQL",
+        lambda row: (
+            f"{row['known_us']:,.0f} µs once it knows the key; {row['bytes']:,.0f} B a key in PostgreSQL,"
+            f" {row['gateway_bytes']:,.0f} B of a gateway that has seen it"
+        ),
+    ),
     "tenants": ("of Valkey, reserve and settle", lambda row: f"{row['bytes']:,.0f} B a tenant"),
 }

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import money_tables as m
 from billing import tables as t
 from billing.budgets import Budget, budgets_of
 from billing.collection_book import find_collection
 from billing.credits import Grant, grants_of
 from billing.invoice_book import Invoice, find_invoice, list_invoices, outstanding
+from billing.key_terms import budgeted_scopes, share_group
 from billing.moments import moment, unix_ms
 from billing.money_queries import BudgetUse, Delivery, budget_uses, deliveries, invoice_document
 from billing.portal_queries import (
@@ -217,42 +217,6 @@ async def current_prices(conn: AsyncConnection) -> dict[str, Price]:
         .order_by(t.price.c.model, t.price.c.version.desc())
     )
     return {row.model: map_price(row) for row in await conn.execute(query)}
-
-
-async def budgeted_scopes(conn: AsyncConnection, tenant: str, project: str, key_id: str) -> frozenset[str]:
-    """Return which hard budgets a key's requests must fit: of `org`, `project`, `key`, and `credit` if prepaid."""
-    b = m.budget.c
-    of_key = sa.or_(
-        b.scope == "org",
-        sa.and_(b.scope == "project", b.scope_id == project),
-        sa.and_(b.scope == "key", b.scope_id == key_id),
-    )
-    query = sa.union(
-        sa.select(b.scope).where(b.organisation == tenant, b.hard, of_key),
-        sa.select(sa.literal("credit")).where(m.profile.c.organisation == tenant, m.profile.c.prepaid),
-    )
-    return frozenset((await conn.execute(query)).scalars())
-
-
-async def share_group(conn: AsyncConnection, tenant: str) -> str:
-    """Return the share group in force for an organisation: it consents, and so does another one. Empty = none."""
-    c = m.share_consent.c
-    last = (
-        sa.select(c.group_id, c.organisation, c.consents)
-        .ext(distinct_on(c.group_id, c.organisation))
-        .where(c.group_id.in_(sa.select(c.group_id).where(c.organisation == tenant)))
-        .order_by(c.group_id, c.organisation, c.id.desc())
-        .subquery()
-        .c
-    )
-    query = (
-        sa.select(last.group_id)
-        .where(last.consents)
-        .group_by(last.group_id)
-        .having(sa.func.count() > 1, sa.func.bool_or(last.organisation == tenant))
-        .limit(1)
-    )
-    return (await conn.execute(query)).scalar() or ""
 
 
 async def find_request(conn: AsyncConnection, tenant: str, rid: str) -> RequestRow | None:

@@ -95,7 +95,6 @@ READS_NO_ROWS_OF_ONE_TENANT = {
     "price_in_force",  # a list price is everybody's
     "current_prices",
     "outstanding",  # of an invoice that was found as its tenant
-    "share_group",  # reads the consents of the whole group, as the owner, to find the one name
 }
 
 
