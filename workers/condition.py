@@ -47,12 +47,17 @@ class Condition:
             self.state = move_worker(self.state, to)
             self.on_change()
 
-    def started(self, facts: EngineFacts) -> None:
-        """Note that the engine runs. Raises ValueError when it has another role than the worker."""
+    def started(self, facts: EngineFacts, *, ready: bool = True) -> None:
+        """Note that the engine runs and, with `ready`, may have requests.
+
+        Raises:
+            ValueError: it has another role than the worker.
+        """
         if facts.role is not self.role and not facts.role_is_label:
             raise ValueError(f"the engine runs as {facts.role}, the worker was started as {self.role}")
         self._take(facts)
-        self.move(WorkerState.READY)
+        if ready:
+            self.move(WorkerState.READY)
 
     def label(self, role: Role) -> None:
         """Take another role where that is only a label."""

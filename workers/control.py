@@ -156,6 +156,11 @@ class Control:
 
     # -- to the schedulers ---------------------------------------------------------------------------
 
+    @property
+    def has_leader(self) -> bool:
+        """Whether anybody hears `tell_leaders`."""
+        return any(stream.epoch for stream in self._streams)
+
     def tell_leaders(self, report: pb.ControlReport, *, within_s: float = 0.0) -> None:
         """Send a report to every stream that may lead."""
         leaders = [stream for stream in self._streams if stream.epoch]

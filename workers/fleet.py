@@ -29,11 +29,12 @@ from contracts.lifecycle import Role
 from contracts.resp import RespConnection, redis_client
 from observability.telemetry import configure_logging
 from workers.assignments import Identity
+from workers.configured_engine import build_engine
 from workers.expert_table import ExpertTable
 from workers.heartbeat import Heartbeat
 from workers.kv_table import KvTable
 from workers.outbox import Limits
-from workers.process import build_engine, registration_of, revision_of
+from workers.process import registration_of, revision_of
 from workers.records import TIMEOUT_S, Recorder
 from workers.server import WorkerServer
 from workers.settings import Settings

@@ -6,23 +6,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 import structlog
 import uvloop
 from redis.exceptions import RedisError
-from tokenizers import Tokenizer
 
 from contracts.additions import AddedModel, live, read_added
 from contracts.catalog import Catalog, CatalogError, read_catalog
 from contracts.credentials import credentials_of
 from contracts.environment import SettingsError, from_env, metrics_address
 from contracts.lifecycle import Role
-from contracts.perf import DEFAULT_LATENCY
 from contracts.prefix import HASH_FORMAT
 from contracts.resp import RespConnection, redis_client
 from contracts.wire import Registration
@@ -33,17 +31,15 @@ from observability.telemetry import Telemetry, configure_logging
 from observability.tracing import Tracer
 from workers.accelerators import find_accelerators
 from workers.assignments import Identity
+from workers.configured_engine import build_engine, context_tokens_of
 from workers.engine import Engine, EngineFacts
-from workers.engines.faults import Faults
-from workers.engines.http import HttpEngine, HttpOptions
-from workers.engines.sglang_options import SglangOptions
-from workers.engines.timed import TimedEngine
+from workers.engines.http import HttpEngine
 from workers.expert_table import ExpertTable
+from workers.first_prompts import FirstPrompts, read_first_prompts
 from workers.heartbeat import Fenced, Heartbeat
 from workers.kv_table import KvTable
 from workers.model_files import model_revision
 from workers.outbox import Limits
-from workers.profile import ProfileError, read_profile
 from workers.records import TIMEOUT_S, Journal, Recorder
 from workers.retelling import Retelling
 from workers.roles import RestartNeeded
@@ -53,7 +49,7 @@ from workers.sleep import CAPABILITY as SLEEP_CAPABILITY
 from workers.sleep import Sleeper
 from workers.spans import Spans
 from workers.store_sweeper import StoreSweeper
-from workers.stores import store_options_of, sweeper_of, timed_store_of
+from workers.stores import sweeper_of
 
 log = structlog.get_logger()
 
@@ -69,108 +65,6 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     status: int = 0
     role: Role | None = None
-
-
-def build_engine(settings: Settings, catalog: Catalog, kv: KvTable, experts: ExpertTable, *, revision: str) -> Engine:
-    """Return the configured engine. For sglang this spawns its processes and loads the model."""
-    if settings.engine == "timed":
-        faults = Faults(Path(settings.faults_file) if settings.faults_file else None)
-        return TimedEngine(
-            settings.latency,
-            bootstrap_host=settings.bootstrap_host,
-            bootstrap_port=settings.bootstrap_port,
-            hand_off_timeout_s=settings.hand_off_timeout_s,
-            switch_s=settings.switch_ms / 1000,
-            restart_s=settings.restart_ms / 1000,
-            hand_off=settings.hand_off,
-            store=timed_store_of(settings, revision),
-            faults=faults,
-            kv=kv,
-        )
-    if settings.engine == "http":
-        return http_engine(settings, catalog)
-    # Here and not at the top: a timed worker runs where sglang and torch are not installed.
-    from workers.engines.sglang import SglangEngine  # noqa: PLC0415
-
-    return SglangEngine(sglang_options_of(settings, catalog, revision=revision), kv, experts)
-
-
-def http_engine(settings: Settings, catalog: Catalog) -> HttpEngine:
-    """Return an engine in front of a server that runs already.
-
-    Raises:
-        SettingsError: the server, its model or the tokenizer is not named, or `WORKER_HTTP_FIELDS` is no JSON object.
-    """
-    for name, value in (("URL", settings.http_url), ("MODEL", settings.http_model)):
-        if not value:
-            raise SettingsError(f"WORKER_HTTP_{name}: must be set for the http engine")
-    file = Path(settings.model_path) / "tokenizer.json"
-    if not file.is_file():
-        raise SettingsError(f"WORKER_MODEL_PATH: the http engine needs {file}")
-    try:
-        fields = msgspec.json.decode(settings.http_fields, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise SettingsError(f"WORKER_HTTP_FIELDS: {error}") from None
-    options = HttpOptions(
-        url=settings.http_url,
-        model=settings.http_model,
-        key=settings.http_key,
-        fields=fields,
-        kv_capacity_tokens=settings.max_total_tokens or DEFAULT_LATENCY.kv_capacity_tokens,
-        max_running=settings.max_running or DEFAULT_LATENCY.max_running,
-        context_tokens=context_tokens_of(catalog, settings.pool),
-    )
-    return HttpEngine(options, Tokenizer.from_file(str(file)))
-
-
-def sglang_options_of(settings: Settings, catalog: Catalog, *, revision: str = "") -> SglangOptions:
-    """Return the sglang engine's part of the settings.
-
-    Raises:
-        SettingsError: `WORKER_ENGINE_OPTIONS` is no JSON object, or `WORKER_PROFILE` cannot be used.
-    """
-    try:
-        further = msgspec.json.decode(settings.engine_options, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise SettingsError(f"WORKER_ENGINE_OPTIONS: {error}") from None
-    variables: Mapping[str, str] = {}
-    if settings.profile:
-        try:
-            profile = read_profile(settings.profile)
-            variables, further = profile.environment, {**profile.arguments(settings.role), **further}
-        except ProfileError as error:
-            raise SettingsError(f"WORKER_PROFILE: {error}") from None
-    return SglangOptions(
-        role=settings.role,
-        model_path=settings.model_path,
-        bootstrap_host=settings.bootstrap_host,
-        bootstrap_port=settings.bootstrap_port,
-        peer_timeout_s=settings.peer_timeout_s,
-        max_total_tokens=settings.max_total_tokens,
-        max_running=settings.max_running,
-        faults_file=settings.faults_file,
-        tool_parsers=frozenset(
-            model.tool_parser
-            for name, model in catalog.models.items()
-            if model.tool_parser and catalog.pool_of(name) == settings.pool
-        ),
-        reasoning_parser=next(
-            (
-                model.reasoning_parser
-                for name, model in catalog.models.items()
-                if model.reasoning_parser and catalog.pool_of(name) == settings.pool
-            ),
-            "",
-        ),
-        adapters={
-            name: str(Path(settings.model_path).parent / folder)
-            for name, folder in catalog.adapters_of(settings.pool).items()
-        },
-        store=store_options_of(settings, revision),
-        sleeps=settings.sleeps,
-        further=further,
-        variables=variables,
-    )
 
 
 def catalog_of(settings: Settings) -> Catalog:
@@ -203,18 +97,6 @@ async def _added(settings: Settings) -> Sequence[AddedModel]:
         await redis.aclose()
 
 
-def context_tokens_of(catalog: Catalog, pool: str) -> int:
-    """Return the longest context of the pool's models.
-
-    Raises:
-        SettingsError: the catalogue has no model in this pool.
-    """
-    contexts = [model.context_tokens for name, model in catalog.models.items() if catalog.pool_of(name) == pool]
-    if not contexts:
-        raise SettingsError(f"WORKER_POOL: the catalogue has no model in pool {pool!r}; it has {catalog.pools}")
-    return max(contexts)
-
-
 def revision_of(settings: Settings) -> str:
     """Return the model revision, or stop with a line that says what is wrong with the folder."""
     if not settings.model_path:
@@ -238,6 +120,7 @@ async def serve(
     *,
     revision: str,
     started_unix_ms: int,
+    first_prompts: FirstPrompts,
 ) -> Ending:
     """Run the worker until SIGTERM or SIGINT, then stop gracefully; or until it must start again, or is fenced off."""
     identity = Identity(
@@ -268,6 +151,7 @@ async def serve(
         experts=experts,
         accelerators=find_accelerators() if settings.engine == "sglang" else None,
         sleeper=sleeper_of(settings, engine),
+        first_prompts=first_prompts,
         credentials=credentials_of("WORKER_", settings, listen=settings.listen, open_health=settings.open_health),
     )
     address = await server.start(settings.listen)
@@ -432,10 +316,20 @@ def main() -> None:
     context_tokens_of(catalog, settings.pool)
     revision = revision_of(settings)
     kv, experts = KvTable(revision), ExpertTable()
+    first_prompts = read_first_prompts(settings.first_prompts, settings.model_path)
     engine = build_engine(settings, catalog, kv, experts, revision=revision)
     try:
         ending = uvloop.run(
-            serve(settings, engine, catalog, kv, experts, revision=revision, started_unix_ms=started_unix_ms)
+            serve(
+                settings,
+                engine,
+                catalog,
+                kv,
+                experts,
+                revision=revision,
+                started_unix_ms=started_unix_ms,
+                first_prompts=first_prompts,
+            )
         )
     except OSError as error:
         sys.exit(f"worker {settings.id}: {error}")

@@ -22,14 +22,13 @@ from typing import Final
 import msgspec
 import structlog
 
-from contracts.identity import new_rid
-from contracts.lifecycle import Phase, Role, WorkerState
+from contracts.lifecycle import Role, WorkerState
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import ROLE_TO_PB, Attempt, Sampling, pack_ids
+from contracts.wire import ROLE_TO_PB
 from workers.assignments import Assignments
 from workers.condition import Condition
-from workers.engine import Engine, Job, SwitchFailed, SwitchRefused
-from workers.trials import Trial
+from workers.engine import Engine, SwitchFailed, SwitchRefused
+from workers.trials import Trial, lone_job
 
 log = structlog.get_logger()
 
@@ -40,7 +39,6 @@ BUSY_POLL_S: Final = 0.1
 """How long an engine is left alone that says it is busy."""
 LAST_WORD_S: Final = 0.2
 """How long a process that must end waits, so that its answer leaves it."""
-PHASE_OF: Final = {Role.PREFILL: Phase.PREFILL, Role.DECODE: Phase.DECODE, Role.UNIFIED: Phase.UNIFIED}
 
 Report = Callable[[pb.RoleResult], None]
 
@@ -185,14 +183,7 @@ class RoleSwitch:
 
     async def _verify(self, role: Role) -> str:
         """Run a tiny generation without a peer; return "" or what went wrong."""
-        job = Job(
-            attempt=Attempt(new_rid(self._now_unix_ms()), 1),
-            phase=PHASE_OF[role],
-            gateway_id="",
-            deadline_unix_ms=self._now_unix_ms() + int(VERIFY_S * 1000),
-            prompt=pack_ids(range(1, 9)),
-            sampling=Sampling(max_tokens=2, temperature=0.0, ignore_eos=True),
-        )
+        job = lone_job(role, range(1, 9), max_tokens=2, within_s=VERIFY_S)
         return await Trial(job).run(self._engine, within_s=VERIFY_S)
 
     async def _give_up(self, wish: _Wish, why: str, drain_ms: float) -> None:

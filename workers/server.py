@@ -20,6 +20,7 @@ from workers.condition import MIN_GRACE_S, Condition
 from workers.control import CONFIRM_WITHIN_S, END_WITHIN_S, END_WITHIN_WITH_ROOM_S, Control
 from workers.engine import End, Engine, Job
 from workers.expert_table import ExpertTable
+from workers.first_prompts import NO_PROMPTS, FirstPrompts
 from workers.health import Health
 from workers.kv_table import KvTable
 from workers.machine import Machine
@@ -86,9 +87,12 @@ class WorkerServer:
         experts: ExpertTable | None = None,
         accelerators: Accelerators | None = None,
         sleeper: Sleeper | None = None,
+        first_prompts: FirstPrompts = NO_PROMPTS,
         credentials: Credentials = NOBODY_ASKED,
     ) -> None:
         """Build it; `may_restart`: `run` may raise RestartNeeded, since somebody starts the process again.
+
+        With `first_prompts` it is ready once `run` has computed them.
 
         `sleeper`: the engine, where it can give its device's memory back.
         """
@@ -102,6 +106,7 @@ class WorkerServer:
         self.assignments = Assignments(identity, role, engine, limits or Limits(), now_s=now_s, force_end_s=force_end_s)
         self.condition = Condition(identity, role, engine, self.assignments, now_s=now_s, min_grace_s=min_grace_s)
         self._may_restart = may_restart
+        self._first_prompts = first_prompts
         self._tallies = Tallies()
         self._accelerators = accelerators
         self._machine = Machine(accelerators=accelerators)
@@ -127,7 +132,7 @@ class WorkerServer:
         facts = await self._engine.start(self._role)
         self.assignments.role_is_label = facts.role_is_label
         self.assignments.kv_bytes_per_token = facts.kv_bytes_per_token
-        self.condition.started(facts)
+        self.condition.started(facts, ready=not self._first_prompts)
         await self.health.tell()
         host = listen.rpartition(":")[0]
         bound = self._credentials.listen(self._server, listen)
@@ -146,6 +151,8 @@ class WorkerServer:
             tasks.create_task(self._engine.run())
             tasks.create_task(self.roles.run())
             tasks.create_task(self.sleep.run())
+            if self._first_prompts:
+                tasks.create_task(self._compute_first_prompts())
             while True:
                 await asyncio.sleep(STATUS_PERIOD_S)
                 self.assignments.tick()
@@ -157,10 +164,15 @@ class WorkerServer:
                 await self.health.tell()
                 for events in self.kv.take():
                     self._control.tell_leaders(pb.ControlReport(kv_events=events))
-                if (hits := self._experts.take()) is not None:
+                if self._control.has_leader and (hits := self._experts.take()) is not None:
                     self._control.tell_leaders(pb.ControlReport(expert_hits=hits))
                 if self._may_restart and self.condition.hung:
                     raise RestartNeeded(None, "the engine hangs: work is there and nothing moves")
+
+    async def _compute_first_prompts(self) -> None:
+        await self._first_prompts.run(self._engine, self._role)
+        if self.condition.state is WorkerState.STARTING:  # nobody has stopped it meanwhile
+            self.condition.move(WorkerState.READY)
 
     async def wind_down(self, within_s: float) -> None:
         """Take nothing new and let what runs end by itself, up to `within_s`. `run` must still run."""

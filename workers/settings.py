@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     open_health: bool = False  # answer the health service without the token, for probes that cannot send one
     advertise: str = ""  # host that peers use; empty = the host in `listen`
     model_path: str = ""  # folder; sglang needs it
+    first_prompts: str = ""  # file, a prompt a line: computed before the worker takes requests
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: Port = 0  # of prefill, and the next one in every second life (ADR 69); 0 = free ones
     hand_off: HandOff = HandOff.DIRECT

@@ -1,24 +1,40 @@
 """Engine requests of the worker itself: they show that something works and reach no gateway, no record, no bill.
 
 A *probe* is one side of a tiny hand-off that the scheduler sends through two workers before it pairs them. A
-*trial* without a peer follows a change of role.
+*trial* without a peer follows a change of role; the first prompts of a worker are such trials, too.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
-from contracts.lifecycle import FinishReason
+from contracts.identity import new_rid
+from contracts.lifecycle import FinishReason, Phase, Role
 from contracts.parsing import Detail
 from contracts.v1 import worker_pb2 as pb
-from contracts.wire import PHASE_TO_PB, Counts, Stages, attempt_to_pb
+from contracts.wire import PHASE_TO_PB, Attempt, Counts, Sampling, Stages, attempt_to_pb, pack_ids
 from workers.engine import End, Engine, Job, Refusal
 
 log = structlog.get_logger()
 
 MAX_PROBES = 256
+PHASE_OF: Final = {Role.PREFILL: Phase.PREFILL, Role.DECODE: Phase.DECODE, Role.UNIFIED: Phase.UNIFIED}
+
+
+def lone_job(role: Role, prompt: Sequence[int], *, max_tokens: int, within_s: float) -> Job:
+    """Return a job of the worker itself in one of the roles, without a peer."""
+    now_unix_ms = int(time.time() * 1000)
+    return Job(
+        attempt=Attempt(new_rid(now_unix_ms), 1),
+        phase=PHASE_OF[role],
+        gateway_id="",
+        deadline_unix_ms=now_unix_ms + int(within_s * 1000),
+        prompt=pack_ids(prompt),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+    )
 
 
 class Trial:

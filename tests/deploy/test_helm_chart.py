@@ -23,8 +23,8 @@ from scheduler.fleet.kubernetes_agent import Settings as Agent
 from scheduler.fleet.kubernetes_objects import MAX_WORKERS, PER_HOUR, TEMPLATE
 from scheduler.settings import Settings as Scheduler
 from tests.processes import REPOSITORY
+from workers.configured_engine import sglang_options_of
 from workers.health import ALIVE, READY
-from workers.process import sglang_options_of
 from workers.roles import DRAIN_CAP_S
 from workers.settings import Settings as Worker
 

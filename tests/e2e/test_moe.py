@@ -23,7 +23,12 @@ def experts(tmp_path):
     model = tmp_path / "model"
     script = REPOSITORY / "tests/e2e/moe_files.py"
     subprocess.run([engine_python(), script, tiny_model(), model], check=True, timeout=300)
-    recording = {"WORKER_ENGINE_OPTIONS": '{"expert_distribution_recorder_mode": "stat"}'}
+    first = tmp_path / "first_prompts.txt"
+    first.write_text("Once upon a time, near the sea\ndef fibonacci(n):\n")
+    recording = {
+        "WORKER_ENGINE_OPTIONS": '{"expert_distribution_recorder_mode": "stat"}',
+        "WORKER_FIRST_PROMPTS": str(first),
+    }
     with running_engines(tmp_path, model=model, environ=recording) as engines:
         yield engines
 
@@ -31,26 +36,30 @@ def experts(tmp_path):
 async def test_a_mixture_of_experts_under_a_pair_says_what_one_engine_says(experts):
     engines = experts
     async with client_of(engines) as client:
+        # What the first prompts hit is known before anybody has asked anything.
+        pair_roles = ("prefill", "decode")
+        assert all([sum(await hits_of(client.leaders[role])) for role in pair_roles])
+        told = {role: len(client.leaders[role].of("expert_hits")) for role in pair_roles}
         alone = [await client.unified(prompt, **GREEDY) for prompt in engines.prompts]
         pair = [(await client.pair(prompt, **GREEDY))[1] for prompt in engines.prompts]
         engines.faults.write_text("drop_kv")
-        hits = {role: await hits_of(client.leaders[role]) for role in ("prefill", "decode")}
+        hits = {role: await hits_of(client.leaders[role], after=told[role]) for role in pair_roles}
         broken = [(await client.pair(p, cache_salt="dropped", **GREEDY))[1] for p in engines.prompts]
     assert [answer.ids for answer in pair] == [answer.ids for answer in alone]
     assert len({tuple(answer.ids) for answer in alone}) == len(engines.prompts)
     assert all(without.ids != answer.ids for without, answer in zip(broken, alone, strict=True))
-    for role, told in hits.items():
-        assert len(told) == LAYERS * EXPERTS
-        layers = [sum(told[:EXPERTS]), sum(told[EXPERTS:])]
+    for role, counts in hits.items():
+        assert len(counts) == LAYERS * EXPERTS
+        layers = [sum(counts[:EXPERTS]), sum(counts[EXPERTS:])]
         assert layers[0] == layers[1] > 0, role  # every token hits as many experts of each layer
         assert layers[0] % EXPERTS_PER_TOKEN == 0
-        assert imbalance(told, EXPERTS) > 1  # random weights are not even
+        assert imbalance(counts, EXPERTS) > 1  # random weights are not even
     assert 0 < distance(hits["prefill"], hits["decode"], EXPERTS) < 1
 
 
-async def hits_of(leader: Leader) -> list[int]:
-    """The first hits that a worker tells of."""
-    await leader.until(lambda: leader.of("expert_hits"))
-    report = leader.of("expert_hits")[0]
+async def hits_of(leader: Leader, *, after: int = 0) -> list[int]:
+    """The first hits that a worker tells of after so many reports."""
+    await leader.until(lambda: len(leader.of("expert_hits")) > after)
+    report = leader.of("expert_hits")[after]
     assert report.experts == EXPERTS
     return unpack_ids(report.tokens)

@@ -11,8 +11,8 @@ from contracts.environment import SettingsError
 from contracts.lifecycle import Role
 from tests.engines import tiny_model
 from tests.processes import REPOSITORY, engine_python
+from workers.configured_engine import sglang_options_of
 from workers.engines.sglang_options import CPU_FOLDER
-from workers.process import sglang_options_of
 from workers.profile import ProfileError, profile_names, read_profile
 from workers.settings import Settings
 

@@ -126,6 +126,8 @@ class SglangEngine:
         self._tm.auto_create_handle_loop()
         await self._open_door()
         self._facts = self._read_facts()
+        if records(self._engine.server_args):
+            await self._experts.begin(self._tm)
         loop = asyncio.get_running_loop()
         loop.remove_signal_handler(signal.SIGTERM)
         loop.add_signal_handler(signal.SIGQUIT, _exit_engine_died, signal.SIGQUIT, None)

@@ -16,6 +16,7 @@ log = structlog.get_logger()
 
 FOLDER_VARIABLE: Final = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 PERIOD_S: Final = 10.0
+BEGIN_WITHIN_S: Final = 60.0
 Tell = Callable[[int, Sequence[int]], None]
 """Takes the number of experts of a layer, and the hits of all layers, one after the other."""
 
@@ -26,7 +27,7 @@ def records(server_args: Any) -> bool:
 
 
 class ExpertFeed:
-    """Takes the record of one engine. `run` until cancelled."""
+    """Takes the record of one engine. `begin`, then `run` until cancelled."""
 
     def __init__(self, folder: Path, tell: Tell, *, load: Callable[[Path], Any]) -> None:
         """`load`: torch.load, which only the engine's environment has."""
@@ -34,9 +35,13 @@ class ExpertFeed:
         self._load = load
         self._tell = tell
 
+    async def begin(self, tokenizer_manager: Any) -> None:
+        """Begin to record, before the first token. Raises TimeoutError when the engine does not answer."""
+        async with asyncio.timeout(BEGIN_WITHIN_S):
+            await tokenizer_manager.start_expert_distribution_record()
+
     async def run(self, tokenizer_manager: Any) -> None:
-        """Record, and tell of it."""
-        await tokenizer_manager.start_expert_distribution_record()
+        """Tell of what is recorded."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="experts") as reading:
             while True:
