@@ -12,7 +12,12 @@ _PHASE_S: Final = 0.1
 
 
 async def beat(period_s: float) -> None:
-    """Sleep until the next multiple of the period, on a clock that is this process's own; half a period at least."""
-    now_s = asyncio.get_running_loop().time() + os.getpid() % 97 / 97 * _PHASE_S
-    wait_s = period_s - now_s % period_s
-    await asyncio.sleep(wait_s if wait_s > period_s / 2 else wait_s + period_s)
+    """Sleep until a multiple of the period on this process's clock; see `to_next_s`."""
+    phase_s = os.getpid() % 97 / 97 * _PHASE_S
+    await asyncio.sleep(to_next_s(asyncio.get_running_loop().time() + phase_s, period_s))
+
+
+def to_next_s(now_s: float, period_s: float) -> float:
+    """Return how far the first multiple of a period is that is more than half a period away."""
+    left_s = period_s - now_s % period_s
+    return left_s if left_s > period_s / 2 else left_s + period_s
