@@ -161,7 +161,7 @@ class Authenticator:
 def headers_of(scope: Scope) -> Mapping[str, str]:
     """Return a request's headers; of one that is there twice, the first.
 
-    Litestar's own stay with the request: 2 KB for as long as it streams.
+    Litestar's own stay with the request: 1 KB for as long as it streams.
     """
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed([*scope["headers"]])}
 
