@@ -52,14 +52,14 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process under `-n`, and all that need the real engines in one, too.
 
     In one process those with real engines come last, and of them those on the engines that the whole run shares, which
-    stay until its end: so no two sets of engines are there at once, and none while something else is measured.
+    stay until its end: so no two sets of engines are there at once, and none while something else is measured. Under
+    `-n` xdist hands out the largest groups first, and the engines' is one of those.
     """
-    if not hasattr(config, "workerinput"):
-        items.sort(key=_engines_last)
+    items.sort(key=_engines_last)
     for item in items:
         group = "engine" if item.get_closest_marker("engine") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
