@@ -367,10 +367,10 @@ class Term:
                 entries = await self.inbox.read(_BLOCK_S)
                 for entry in entries:
                     self.intake.take(entry)
-                # Alone, an entry is read at once. Under load reads keep a distance, so that everything
-                # downstream goes in batches of what arrived meanwhile.
+                # An entry that comes alone is read at once, and so is the next. Where several come together reads
+                # keep a distance, so that everything downstream goes in batches of what arrived meanwhile.
                 pause_s = last_s + _READ_APART_S - now_s()
-                if entries and pause_s > 0:
+                if len(entries) > 1 and pause_s > 0:
                     await asyncio.sleep(pause_s)
                 last_s = now_s()
             except RedisError as error:
