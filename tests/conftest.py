@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     In one process those with real engines come last, and of them those on the engines that the whole run shares, which
     stay until its end: so no two sets of engines are there at once, and none while something else is measured. Under
-    `-n` xdist hands out the largest groups first, and the engines' is one of those.
+    `-n` they are one group in the same order, which xdist hands out by its number of tests.
     """
     items.sort(key=_engines_last)
     for item in items:
