@@ -155,6 +155,7 @@ async def test_the_gauges_show_the_pool(rig: Rig):
     request = await gateway.submit()
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     await eventually(lambda: pool.term.num_pending == 1)
+    await eventually(lambda: not any(w.kv_tokens for w in pool.registry.workers()), "the ends of both parts are heard")
     instruments = Instruments()
     Gauges([pool]).register(instruments)
     seen = {
