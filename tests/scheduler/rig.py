@@ -61,6 +61,11 @@ async def eventually(condition: Callable[[], object], what: str = "") -> None:
         raise AssertionError(f"did not happen in {DEADLINE_S} s: {what or condition}") from None
 
 
+async def all_ends_heard(pool: PoolScheduler) -> None:
+    """Wait until the scheduler knows of every end that gateways may have seen: it hears them on another path."""
+    await eventually(lambda: not any(w.num_requests for w in pool.registry.workers()), "all ends are heard")
+
+
 class RigWorker:
     """A timed worker with a lease."""
 

@@ -1,6 +1,6 @@
 """In which order requests run, and where sessions stay."""
 
-from rig import SLOW_DECODE, Rig, eventually
+from rig import SLOW_DECODE, Rig, all_ends_heard, eventually
 from rig_gateway import OWNER
 from rig_helm import PROFILE, replace
 
@@ -38,7 +38,7 @@ async def test_what_cannot_be_in_time_does_not_hold_up_what_can(rig: Rig):
 async def test_sessions_stay_on_a_worker_and_leave_it_when_it_dies(rig: Rig):
     workers = [await rig.worker(Role.UNIFIED) for _ in range(3)]
     gateway = await rig.gateway()
-    await rig.leading(rig.scheduler())
+    pool = await rig.leading(rig.scheduler())
 
     async def home() -> str:
         request = await gateway.submit(session="chat-1")
@@ -54,6 +54,7 @@ async def test_sessions_stay_on_a_worker_and_leave_it_when_it_dies(rig: Rig):
         if asked():
             await gateway.start_again(request, request.lost[-1].attempt)
         await eventually(whole)
+        await all_ends_heard(pool)
         return request.placed[-1].decode.worker_id
 
     homes = {await home() for _ in range(6)}

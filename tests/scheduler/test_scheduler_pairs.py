@@ -128,6 +128,10 @@ async def test_a_cut_link_bars_its_pair_until_a_probe_goes_through_again(rig: Ri
     prefill.faults.on.clear()
     await eventually(lambda: pairs.counts() == {"open": 1}, "open again")
     await unified.kill()
+    await eventually(
+        lambda: not any(w.worker_id == unified.worker_id and w.ready for w in pool.registry.workers()),
+        "its death is known",
+    )
     last = await gateway.submit(PROMPT)
     await eventually(lambda: last.of(Placed), "placed")
     assert last.placed[0].path is Path.PD

@@ -1,7 +1,7 @@
 """The prefix index of a pool follows its workers' events and lives."""
 
 import msgspec
-from rig import FAST, Rig, eventually
+from rig import FAST, Rig, all_ends_heard, eventually
 
 from contracts.lifecycle import FinishReason, HandOff, Role, WorkerState
 from contracts.prefix import BLOCK_TOKENS, HASH_FORMAT, pack_blocks, prompt_blocks, scope
@@ -67,6 +67,7 @@ async def test_equal_prompts_of_a_tenant_meet_and_those_of_another_salt_do_not(r
     for _ in range(6):
         request = await gateway.submit(prompt=prompt, cache_salt="a")
         await eventually(lambda r=request: r.reason() is FinishReason.LENGTH)
+        await all_ends_heard(pool)
     assert sorted(len(w.submitted) for w in workers) == [0, 0, 0, 6]
     index = pool.memory.prefixes.index
     revision = pool.memory.router.revision

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rig import Rig, eventually
+from rig import Rig, all_ends_heard, eventually
 
 from contracts.environment import SettingsError, from_env
 from contracts.lifecycle import FinishReason, HandOff, Role, WorkerState
@@ -155,7 +155,7 @@ async def test_the_gauges_show_the_pool(rig: Rig):
     request = await gateway.submit()
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     await eventually(lambda: pool.term.num_pending == 1)
-    await eventually(lambda: not any(w.kv_tokens for w in pool.registry.workers()), "the ends of both parts are heard")
+    await all_ends_heard(pool)
     instruments = Instruments()
     Gauges([pool]).register(instruments)
     seen = {
