@@ -297,6 +297,7 @@ class Attempts:
         complete = all(p.reason is not None and p.reason.complete for p in request.streaming_parts)
         request.move(RequestState.FINISHED if complete else RequestState.ABORTED)
         request.ended_s = self._now_s()
+        self._verdicts.generated(request, complete=complete)
 
     def _delivered(self, worker: Worker, message: pb.Delivered) -> None:
         _, part = self._find(worker, message.id, message.phase)

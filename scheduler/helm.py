@@ -201,6 +201,14 @@ class Helm:
         if for_capacity:
             self.window.refused(request)
 
+    def generated(self, request: Request, *, complete: bool) -> None:
+        """Take that an answer grows no more, however long its client still reads it."""
+        if complete:
+            made = [part.counts.completion_tokens for part in request.streaming_parts if part.counts is not None]
+            self._memory.router.generated(request, request.num_delivered + max(made, default=0))
+        else:
+            self._memory.router.broken_off(request)
+
     def ended(self, request: Request, outcome: RequestOutcome | None) -> None:
         """Take a settled request; `outcome` is None when its news got lost."""
         ran = request.charged

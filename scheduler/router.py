@@ -151,6 +151,10 @@ class Router:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def generated(self, request: Request, output_tokens: int) -> None:
+        """Take that an answer grows no more. What it teaches of lengths waits for its settlement: see `learn`."""
+        self.growing.ended(request.rid, output_tokens)
+
     def learn(self, request: Request, output_tokens: int) -> None:
         """Take the length of a complete answer, per sample."""
         if request.sized is not None:

@@ -140,6 +140,10 @@ class Verdicts:
             self.stop_parts(request, reason)
             self.end_if_stopped(request)
 
+    def generated(self, request: Request, *, complete: bool) -> None:
+        """Take that no worker makes tokens for a request any more; only its settlement is missing."""
+        self._helm.generated(request, complete=complete)
+
     def end_if_stopped(self, request: Request) -> None:
         """A request that must not be tried again ends with its last part."""
         if request.stop_requested and not request.terminal and request.ended:

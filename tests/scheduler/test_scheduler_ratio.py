@@ -1,10 +1,11 @@
 """Roles follow the demand, by moves that say why; or stay, under shadow and by hand."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
-from rig import DEADLINE_S, FAST, Rig, eventually
+from rig import DEADLINE_S, FAST, Rig, all_ends_heard, eventually
 from rig_gateway import OWNER, POOL
 from rig_helm import PROFILE, QUICK, TIGHT, counted, logged, replace
 
@@ -15,6 +16,7 @@ from contracts.series import read_series
 from contracts.steering import Steering, encode_steering
 from observability.metrics import Instruments
 from scheduler.policy import decisions
+from scheduler.policy.demand import OutputMoments
 from scheduler.policy.ratio import Mode, Why
 from scheduler.policy.sight import RatioLimits
 from workers.engines.timed_store import TimedStore
@@ -75,6 +77,19 @@ async def test_zero_traffic_and_constant_load_move_nothing(rig: Rig):
         await eventually(lambda r=request: r.reason() is FinishReason.LENGTH)
         assert controller.last.move is None
     assert controller.last.gain == controller.last.gain  # no NaN
+
+
+async def test_answers_that_clients_read_slowly_are_not_taken_for_long_ones(rig: Rig):
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler(profile=PROFILE, helm=QUICK))
+    requests = [await gateway.submit(max_tokens=4) for _ in range(12)]
+    await eventually(lambda: all(r.reason() is FinishReason.LENGTH for r in requests))
+    await all_ends_heard(pool)
+    router, kind = pool.memory.router, pool.term.book.get(requests[0].rid).sized.key
+    router.growing.look(time.monotonic() + 30)  # and none is settled: half a minute of steps of 2 ms
+    assert len(router.growing) == 12
+    assert router.growing.moments(kind, OutputMoments(1, 1)) == OutputMoments(4, 16)
 
 
 @pytest.mark.parametrize("hand_off", list(HandOff))
