@@ -8,7 +8,7 @@ and the steps of the day add up to its worker-hours:
     aim             to be chosen, a mix must promise more than 95 %
     forecast        the rate that is expected, with its doubt, instead of the one that was
     closed_forms    what the policy thinks it needs at that rate, less what its simulated best mix needs
-    wait            more than is needed by now, since it was needed lately (steady, cooling_down)
+    wait            more than is needed by now, since it was needed lately (steady, cooling_down, constant_load)
     n_minus_1       fewer would do, but not without the one who would go
     roles           other roles at the same number would do, or a worker changes its role
     starting        asked for, and not serving yet
@@ -48,6 +48,7 @@ REASONS = (
 _OF_WHY = {
     WhyScale.STEADY: "wait",
     WhyScale.COOLING_DOWN: "wait",
+    WhyScale.CONSTANT_LOAD: "wait",
     WhyScale.OVERSIZED: "wait",
     WhyScale.N_MINUS_1: "n_minus_1",
     WhyScale.FLIP_CHEAPER: "roles",

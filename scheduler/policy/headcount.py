@@ -9,6 +9,7 @@ from contracts.lifecycle import Role
 from scheduler.policy.arrivals import RateForecast
 from scheduler.policy.demand import Demand
 from scheduler.policy.foresight import Belief, Foresight, ForesightLimits, Outcomes
+from scheduler.policy.plateau import Plateau
 from scheduler.policy.queueing import Corrections, Split
 
 
@@ -36,6 +37,7 @@ class WhyScale(enum.StrEnum):
     FLIP_CHEAPER = "flip_cheaper"  # other roles at the same number would do
     FLIPPING = "flipping"
     COOLING_DOWN = "cooling_down"  # fewer would do, not for long enough
+    CONSTANT_LOAD = "constant_load"  # fewer would do, but under the very same load as many were needed not long ago
     N_MINUS_1 = "n_minus_1"  # one worker less would miss targets
     RENEWING = "renewing"  # what replaces old workers is on its way
     RENEWAL_HELD = "renewal_held"  # new workers do not stay up, or find no room beside the old ones
@@ -70,6 +72,12 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     down_bounds_s: tuple[float, float] = (120.0, 900.0)
     """For how long fewer must have been enough, and nothing been started, before one goes: so many times what a start
     takes, since that long it would be missed if it had to come back."""
+    plateau_band: float = 0.1
+    """Share by which a rate may change and still be the same."""
+    plateau_share: float = 0.5
+    plateau_most_s: float = 7200.0
+    """Under the same load fewer must have been enough for that share of the time since it is the same, if that is
+    longer; for so long at most."""
     down_gap_s: float = 240.0
     down_share: float = 0.34
     """Most of the workers, as a share of them, that go in one step; one may always."""
@@ -88,6 +96,10 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return for how long fewer must have been enough, where a start takes `boot_s`."""
         low, high = self.down_bounds_s
         return min(max(self.down_boots * boot_s, low), high)
+
+    def window_s(self, boot_s: float, plateau_s: float) -> float:
+        """Return the same where load has not changed for `plateau_s`."""
+        return max(self.down_s(boot_s), min(self.plateau_share * plateau_s, self.plateau_most_s))
 
     def goal_of(self, foresight: Foresight) -> float:
         """Return the share in time below which there are too few workers, by what was attained lately."""
@@ -177,6 +189,8 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """Ticks in a row with too few."""
     needs: tuple[tuple[float, int], ...] = ()
     """Numbers of workers that were needed lately, (when, how many): each later one smaller than those before it."""
+    plateau: Plateau | None = None
+    """The rate that load has, if any, and since when."""
     flip_since_s: float | None = None
     """Since when other roles at the same number would do."""
     last_up_s: float | None = None
@@ -239,6 +253,8 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What was made of foreseen misses."""
     attained: float | None = None
     """Share (0 to 1) of the requests of lately that met their targets."""
+    constant_s: float | None = None
+    """For how long load has been the same."""
 
 
 def split_of(members: Sequence[Member]) -> Split:

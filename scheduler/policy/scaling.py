@@ -9,8 +9,9 @@
    who cannot serve the goal in time in the best mix of as many workers: so a change of roles that would do is left to
    the ratio controller. Then the cheapest mix halfway from goal to `aim` is started, all of it at once.
 4. While nothing is lacking, workers of an old launch are replaced (policy.renewal); nobody else goes meanwhile.
-5. Fewer are tried when the largest need of lately, four starts' length back, is smaller, nothing was started meanwhile,
-   and what remains, worker by worker, still reaches `aim`; while load falls, half the way to it.
+5. Fewer are tried when the largest need of lately is smaller, nothing was started meanwhile, and what remains, worker
+   by worker, still reaches `aim`; while load falls, half the way to it. Lately is four starts' length back, and where
+   load has not changed for longer, half of the time since it did (policy.plateau).
 
 Steps say why. Bounds, budget and room cut starts short, and say so.
 """
@@ -37,6 +38,7 @@ from scheduler.policy.headcount import (
     split_of,
 )
 from scheduler.policy.mixes import Mix, Mixes, Valued
+from scheduler.policy.plateau import plateau_of
 from scheduler.policy.queueing import Corrections, Fleet, Split
 from scheduler.policy.renewal import Turn, renew
 from scheduler.policy.starts import most_workers, starts_of
@@ -65,7 +67,8 @@ def scale(
     """
     split = sight.split
     learned = state.foresight.after(sight.outcomes, now_s, limits.foresight)
-    state = msgspec.structs.replace(state, foresight=learned)
+    plateau = plateau_of(state.plateau, sight.rate, now_s, band=limits.plateau_band)
+    state = msgspec.structs.replace(state, foresight=learned, plateau=plateau)
     rescued = [m for m in sight.members if m.reclaimed and m.ours]
     steps: list[Step] = [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RECLAIMED) for m in rescued]
     steps += [Stop(worker_id=m.worker_id, role=m.role, why=WhyScale.RENEW) for m in sight.asleep if m.old]
@@ -107,6 +110,7 @@ def scale(
         ahead_rps=sight.rate.ahead_rps if sight.rate is not None else None,
         belief=learned.belief(limits.foresight),
         attained=learned.attained,
+        constant_s=plateau.age_s(now_s) if plateau is not None else None,
     )
 
 
@@ -257,7 +261,9 @@ def _too_few(
     verdict = _Verdict(
         why=why,
         desired=target.split,
-        needs=_remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), target.split.total, now_s),
+        needs=_remember(
+            _lately(state.needs, now_s - _window_s(state, sight, limits, now_s)), target.split.total, now_s
+        ),
         under_ticks=ticks,
         flip_since_s=state.flip_since_s,
         in_time=here.in_time,
@@ -286,16 +292,18 @@ def _enough(
 ) -> _Verdict:
     """Answer that there are enough, perhaps too many."""
     split, floor = sight.split, bounds.floor
-    needs = _remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), need.split.total, now_s)
+    over = split.total > bounds.max_workers
+    window_s = limits.down_s(sight.boot_s) if over else _window_s(state, sight, limits, now_s)
+    needs = _remember(_lately(state.needs, now_s - window_s), need.split.total, now_s)
     verdict = _Verdict(why=WhyScale.STEADY, desired=need.split, needs=needs, in_time=in_time)
     booting = any(not m.ready for m in sight.members)
     surplus = split.total - max(total for _, total in needs)
     if surplus < 1:
-        return verdict
+        passing = split.total > max(total for _, total in _lately(needs, now_s - limits.down_s(sight.boot_s)))
+        return msgspec.structs.replace(verdict, why=WhyScale.CONSTANT_LOAD) if passing else verdict
     if sight.flipping or booting:
         return msgspec.structs.replace(verdict, why=WhyScale.FLIPPING if sight.flipping else WhyScale.BOOTING)
-    over = split.total > bounds.max_workers
-    if not over and not _down_is_due(state, sight, limits, now_s):
+    if not over and not _down_is_due(state, limits, window_s, now_s):
         return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
     leaves = _who_leaves(sight, mixes, floor, limits, goal=goal, aim=aim, at_most=surplus)
     if not leaves:
@@ -306,11 +314,12 @@ def _enough(
 def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLimits, now_s: float) -> _Verdict:
     """Answer for a pool with too little traffic to say more than that the floors are enough."""
     split, floor = sight.split, bounds.floor
-    needs = _remember(_lately(state.needs, now_s - limits.down_s(sight.boot_s)), max(1, floor.total), now_s)
+    window_s = limits.down_s(sight.boot_s)
+    needs = _remember(_lately(state.needs, now_s - window_s), max(1, floor.total), now_s)
     verdict = _Verdict(why=WhyScale.NO_DATA, desired=floor if serves(floor) else _ONE_UNIFIED, needs=needs)
     if split.total <= max(total for _, total in needs) or sight.flipping:
         return verdict
-    if not _down_is_due(state, sight, limits, now_s) or any(not m.ready for m in sight.members):
+    if not _down_is_due(state, limits, window_s, now_s) or any(not m.ready for m in sight.members):
         return msgspec.structs.replace(verdict, why=WhyScale.COOLING_DOWN)
     for member in _by_cost(sight.members):
         left = _without(split, member.role)
@@ -319,8 +328,13 @@ def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLi
     return verdict
 
 
-def _down_is_due(state: ScaleState, sight: ScaleSight, limits: ScaleLimits, now_s: float) -> bool:
-    up_long_ago = state.last_up_s is None or now_s - state.last_up_s >= limits.down_s(sight.boot_s)
+def _window_s(state: ScaleState, sight: ScaleSight, limits: ScaleLimits, now_s: float) -> float:
+    """Return for how long a need holds after it was seen."""
+    return limits.window_s(sight.boot_s, state.plateau.age_s(now_s) if state.plateau is not None else 0.0)
+
+
+def _down_is_due(state: ScaleState, limits: ScaleLimits, window_s: float, now_s: float) -> bool:
+    up_long_ago = state.last_up_s is None or now_s - state.last_up_s >= window_s
     return up_long_ago and (state.last_down_s is None or now_s - state.last_down_s >= limits.down_gap_s)
 
 
