@@ -1,6 +1,6 @@
 """Who may call what: the key, then what holds its tenant, then its scopes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from litestar import Request
@@ -21,13 +21,15 @@ class Guard:
         self._holds = holds
         self._trusted = trusted_proxies
 
-    async def key_of(self, request: Request[Any, Any, Any], *, serving: bool = False) -> ApiKey:
+    async def key_of(
+        self, request: Request[Any, Any, Any], *, serving: bool = False, headers: Mapping[str, str] | None = None
+    ) -> ApiKey:
         """Return the key of a request.
 
         `serving`: the call would run on a worker. Then the reserve script compares the key's state; otherwise it is
-        compared here.
+        compared here. `headers`: the request's, from who has decoded them.
         """
-        authorization = credential(headers_of(request.scope))
+        authorization = credential(headers_of(request.scope) if headers is None else headers)
         key = await (self._auth.authenticate if serving else self._auth.confirm)(authorization)
         self._holds.check_caller(key.organisation_id, key.project_id, serving=serving)
         self.check_endpoint(request, key, request.scope["path"])

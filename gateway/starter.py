@@ -170,7 +170,7 @@ class Starter:
         request.scope["state"]["rid"] = rid
         headers = headers_of(request.scope)
         authorization = credential(headers)
-        key = await self._guard.key_of(request, serving=not confirm)
+        key = await self._guard.key_of(request, serving=not confirm, headers=headers)
         check_encoding(headers.get("content-encoding"))
         body = await read_body(
             request.receive,
