@@ -1,7 +1,8 @@
 """What the pool's workers cost: stated by the catalogue, else by the workers, else learned from nothing.
 
 Whatever the start, measurements correct it (policy.fit). They come from two places: each PrefillDone has the
-computing time of its prompt; between two Status of a worker that only decodes, tokens over time gives the step.
+computing time of its prompt; between two Status of a worker that only decodes, tokens over time gives the step, if it
+made some all the time: a request that ran at the first of them is still there at the second.
 """
 
 import msgspec
@@ -11,7 +12,7 @@ from contracts.perf import DEFAULT_LATENCY, LatencyModel
 from contracts.v1 import worker_pb2 as pb
 from scheduler.policy.fit import FitState, LatencyFit
 from scheduler.profile import PoolProfile
-from scheduler.worker import Worker
+from scheduler.worker import ChargeKey, Worker
 
 _LONGEST_GAP_MS = 5_000
 _STEPS_MEASURED = 8
@@ -27,6 +28,12 @@ class _Reading(msgspec.Struct, frozen=True):
     chunks: int
     num_running: int
     kv_tokens: int
+    charged: frozenset[ChargeKey]
+
+    def went_on(self, until: "_Reading") -> bool:
+        """Whether one of the requests that ran is still there: no pause is in between."""
+        not_running = max(0, len(self.charged) - self.num_running)
+        return len(self.charged & until.charged) > not_running
 
 
 class Costs:
@@ -86,11 +93,13 @@ class Costs:
             chunks=status.prefill_chunks_done,
             num_running=status.num_running,
             kv_tokens=status.kv_used_tokens,
+            charged=frozenset(worker.charges),
         )
         before = self._readings.setdefault(worker.worker_id, now)
         elapsed_ms = now.at_unix_ms - before.at_unix_ms
         steady = before.num_running == now.num_running > 0 and before.chunks == now.chunks
-        if before.epoch != now.epoch or not steady or not 0 <= elapsed_ms <= _LONGEST_GAP_MS:
+        went_on = before.went_on(now)
+        if before.epoch != now.epoch or not steady or not went_on or not 0 <= elapsed_ms <= _LONGEST_GAP_MS:
             self._readings[worker.worker_id] = now
             return
         made = now.tokens - before.tokens
