@@ -365,6 +365,7 @@ class Autoscaler:
             boot_s=self._boot_s,
             flipping=self._actuator.busy,
             failing=bool(self.crew.failed),
+            num_leaving=self.crew.num_leaving,
             outcomes=self._window.take_outcomes(),
         )
 

@@ -121,6 +121,11 @@ class Crew:
         return self._now_s() - max(self._ready_since_s.values(), default=self._now_s())
 
     @property
+    def num_leaving(self) -> int:
+        """How many of those whom the fleet has were asked to stop."""
+        return len(self._leaving)
+
+    @property
     def giving(self) -> bool:
         """Whether somebody leaves who will not be called back."""
         return bool(self._for_good)

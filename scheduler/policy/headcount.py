@@ -153,7 +153,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
-    """What the autoscaler sees at a tick. Workers that leave are in none of it."""
+    """What the autoscaler sees at a tick. Of workers that leave it sees their number alone."""
 
     members: Sequence[Member]
     ground: Ground
@@ -173,6 +173,8 @@ class ScaleSight(msgspec.Struct, frozen=True, kw_only=True):
     """A worker changes its role."""
     failing: bool = False
     """Workers that were started do not stay up."""
+    num_leaving: int = 0
+    """Workers that were asked to stop and still hold their place."""
     outcomes: Outcomes = Outcomes()
     """Since the last tick."""
 

@@ -5,8 +5,9 @@ KV caches of old and new workers do not fit (other weights, other settings), so 
 1. The first new ones are those that can serve by themselves: a unified worker, or one of each side.
 2. An old worker goes once its place is taken, and only if the old ones that remain can still serve, or none remains:
    one side without the other would idle.
-3. So there is one worker more than before at a time, and with pairs up to two. Where there is no room for that, an old
-   one may go first, if the rest still serves within the floors; otherwise nothing happens, and the reason says so.
+3. So there is one worker more than before at a time, and with pairs up to two: who was replaced has left before the
+   next one is started. Where there is no room for that, an old one may go first, if the rest still serves within the
+   floors; otherwise nothing happens, and the reason says so.
 
 A new worker that does not stay up stops it: the old ones stay.
 """
@@ -42,7 +43,7 @@ def renew(sight: ScaleSight, renewing: Split | None, floor: Split) -> Turn | Non
     if not old:
         return None
     wanted = renewing if renewing is not None else split_of(there)
-    if any(not m.ready for m in new) or sight.flipping:
+    if any(not m.ready for m in new) or sight.flipping or sight.num_leaving:
         return Turn(why=WhyScale.RENEWING, renewing=wanted)
     if sight.failing:
         return Turn(why=WhyScale.RENEWAL_HELD, renewing=wanted)
