@@ -15,6 +15,8 @@ async def warmed(gateway, copies: int) -> list:
     requests = [await gateway.submit(prompt=PROMPT, max_tokens=1, warm_replica=number + 1) for number in range(copies)]
     for request in requests:
         await eventually(lambda r=request: r.placed and r.reason() is FinishReason.LENGTH)
+        if request.placed[0].prefill is not None:
+            await eventually(lambda r=request: (1, 0, Phase.PREFILL) in r.finished, "its other worker says so too")
     return requests
 
 
