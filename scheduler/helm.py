@@ -202,7 +202,7 @@ class Helm:
             self.window.refused(request)
 
     def generated(self, request: Request, *, complete: bool) -> None:
-        """Take that an answer grows no more, however long its client still reads it."""
+        """Take that an answer grows no more, however late it is settled."""
         if complete:
             made = [part.counts.completion_tokens for part in request.streaming_parts if part.counts is not None]
             self._memory.router.generated(request, request.num_delivered + max(made, default=0))

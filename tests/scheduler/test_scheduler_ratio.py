@@ -79,7 +79,7 @@ async def test_zero_traffic_and_constant_load_move_nothing(rig: Rig):
     assert controller.last.gain == controller.last.gain  # no NaN
 
 
-async def test_answers_that_clients_read_slowly_are_not_taken_for_long_ones(rig: Rig):
+async def test_answers_that_are_settled_late_are_not_taken_for_long_ones(rig: Rig):
     await rig.worker(Role.UNIFIED)
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler(profile=PROFILE, helm=QUICK))
