@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import msgspec
 from redis.asyncio import Redis
 
-from contracts.lifecycle import HandOff, Role
+from contracts.lifecycle import HandOff, RequestState, Role
 from contracts.perf import DecodeCost, LatencyModel, PrefillCost, TransferCost
 from contracts.resp import redis_client
 from contracts.wire import (
@@ -24,7 +24,7 @@ from scheduler.policy.cluster import Limits
 from scheduler.pool import PoolScheduler
 from scheduler.profile import PoolProfile
 from scheduler.settings import Settings, Timing
-from tests.scheduler.rig_gateway import POOL, RigGateway
+from tests.scheduler.rig_gateway import POOL, GatewayRequest, RigGateway
 from workers.assignments import Identity
 from workers.engines.faults import Faults
 from workers.engines.timed import TimedEngine
@@ -59,6 +59,12 @@ async def eventually(condition: Callable[[], object], what: str = "") -> None:
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"did not happen in {DEADLINE_S} s: {what or condition}") from None
+
+
+def state_of(pool: PoolScheduler, request: GatewayRequest) -> RequestState | None:
+    """Return where the leader sees a request; None = it has not read it, or has forgotten it."""
+    found = pool.term.book.get(request.rid)
+    return found.state if found is not None else None
 
 
 async def all_ends_heard(pool: PoolScheduler) -> None:

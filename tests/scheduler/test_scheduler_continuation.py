@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually, state_of
 
 from contracts.identity import new_rid
 from contracts.lifecycle import FinishReason, Path, RequestState, Role
@@ -42,7 +42,7 @@ async def test_a_lost_decode_worker_costs_the_client_no_token_and_repeats_none(r
     assert whole(request, 2) == (expected_ids(prompt, NUM_TOKENS), expected_text(prompt, NUM_TOKENS))
     assert request.placed[-1].path is (Path.PD if spare is Role.DECODE else Path.FALLBACK)
     assert [p.attempt for p in request.placed] == [1, 2]
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
     assert pool.term.book.get(request.rid).num_delivered == len(request.tokens[1, 0])
 
 
@@ -52,7 +52,7 @@ async def test_an_answer_that_is_whole_where_its_gateway_cannot_read_it_goes_on_
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler())
     request = await gateway.submit(max_tokens=NUM_TOKENS)
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     spare = await rig.worker(Role.UNIFIED)
     await eventually(lambda: sum(w.ready for w in pool.registry.workers()) == 2)
@@ -62,7 +62,7 @@ async def test_an_answer_that_is_whole_where_its_gateway_cannot_read_it_goes_on_
     await eventually(lambda: request.reason(attempt=2) is FinishReason.LENGTH)
     assert head_text + request.texts[2, 0] == expected_text(prompt_of(request), NUM_TOKENS)
     assert [len(w.submitted) for w in (first, spare)] == [1, 1]
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
 
 
 async def test_wrong_delivered_tokens_lead_to_another_text(rig: Rig):
@@ -109,7 +109,7 @@ async def test_only_the_samples_that_are_not_whole_run_again(rig: Rig):
     await eventually(lambda: request.lost)
     await gateway.go_on(request, lost_attempt=1, done=(0,))
     await eventually(lambda: request.reason(attempt=2, sample=1) is FinishReason.LENGTH)
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
     assert [a.sample for a in second.submitted] == [1]
 
 
@@ -134,7 +134,7 @@ async def test_an_answer_whose_state_is_lost_is_refused_not_continued(rig: Rig, 
     await eventually(lambda: request.refused)
     assert request.refused[0].code == "interrupted"
     assert feature in request.refused[0].message
-    assert pool.term.book.get(request.rid).state is RequestState.FAILED
+    assert state_of(pool, request) is RequestState.FAILED
     assert not spare.submitted
 
 

@@ -1,7 +1,7 @@
 """A request from the inbox to real timed workers and back."""
 
 import msgspec
-from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually, state_of
 from rig_gateway import OWNER, POOL, RigGateway
 
 from contracts import keys
@@ -55,7 +55,7 @@ async def test_samples_run_as_engine_requests_of_their_own(rig: Rig):
     request = await gateway.submit(num_samples=3, max_tokens=4)
     await eventually(lambda: all(request.reason(sample=s) is FinishReason.LENGTH for s in range(3)))
     assert {a.sample for a in prefill.submitted} == {a.sample for a in decode.submitted} == {0, 1, 2}
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
 
 
 async def test_a_pool_of_unified_workers_serves_without_a_pair(rig: Rig):
@@ -241,7 +241,7 @@ async def test_an_abort_in_the_queue_ends_the_request_without_a_worker(rig: Rig)
     await aborted(rig, gateway, request)
     await eventually(lambda: request.refused)
     assert request.refused[0].message == "aborted before placement"
-    assert pool.term.book.get(request.rid).state is RequestState.ABORTED
+    assert state_of(pool, request) is RequestState.ABORTED
     prefill, decode = await rig.pair()
     marker = await gateway.submit()
     await eventually(lambda: marker.reason() is FinishReason.LENGTH)
@@ -257,7 +257,7 @@ async def test_an_abort_during_prefill_ends_both_sides(rig: Rig):
     await aborted(rig, gateway, request)
     # The decode side may notice first that its prefill side is gone.
     await eventually(lambda: request.reason() in (FinishReason.ABORTED, FinishReason.HAND_OFF))
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(pool, request) is RequestState.ABORTED)
     assert not request.lost
     assert all(w.num_requests == 0 for w in pool.registry.workers())
 
@@ -303,6 +303,6 @@ async def test_a_client_that_left_is_not_retried_when_its_worker_dies(rig: Rig):
     await eventually(lambda: pool.term.book.get(request.rid).stop_requested)
     await prefill.kill()
     await decode.kill()
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(pool, request) is RequestState.ABORTED)
     assert len(request.placed) == 1
     assert not request.lost

@@ -1,7 +1,7 @@
 """Workers that die, refuse, lose the hand-off or their stream."""
 
 import pytest
-from rig import SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, TIMING, Rig, eventually, state_of
 from rig_gateway import POOL
 
 from contracts import keys
@@ -43,9 +43,9 @@ async def test_a_decode_worker_lost_while_streaming_is_the_gateways_to_judge(rig
     await decode.kill()
     await eventually(lambda: request.lost)
     assert [(n.attempt, n.retrying, n.cause) for n in request.lost] == [(1, False, "worker_lost")]
-    assert pool.term.book.get(request.rid).state is RequestState.DECODING
+    assert state_of(pool, request) is RequestState.DECODING
     await gateway.abort(request)  # it had accepted tokens: interrupted
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(pool, request) is RequestState.ABORTED)
     assert len(request.placed) == 1
 
 
@@ -77,7 +77,7 @@ async def test_a_prefill_worker_lost_after_the_hand_off_disturbs_nothing(rig: Ri
     await prefill.kill()
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     assert not request.lost
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
 
 
 async def test_attempts_are_bounded(rig: Rig):
@@ -112,7 +112,7 @@ async def test_a_failed_hand_off_ends_both_sides_and_is_tried_once_elsewhere(rig
     assert [(n.cause, n.retrying) for n in request.lost] == [("hand_off", True)]
     assert request.placed[-1].decode.worker_id == spare.worker_id
     await eventually(lambda: prefill.running == decode.running == 0)
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
 
 
 async def test_a_second_failed_hand_off_refuses(rig: Rig):
@@ -209,7 +209,7 @@ async def test_a_control_stream_that_breaks_and_returns_costs_nothing(rig: Rig):
     for worker in (prefill, decode):
         await worker.cut_control()
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
     assert not request.lost
     assert len(request.placed) == 1
 
@@ -229,7 +229,7 @@ async def test_a_final_that_got_lost_with_the_stream_comes_with_the_inventory(ri
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     assert not pool.term.book.get(request.rid).terminal
     await decode.cut_control()
-    await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
 
 
 async def test_a_silent_worker_is_suspected_then_dead_then_welcome_again(rig: Rig):

@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from rig import SLOW_DECODE, eventually, running_rig
+from rig import SLOW_DECODE, eventually, running_rig, state_of
 from rig_gateway import POOL
 
 from contracts import keys
@@ -55,7 +55,7 @@ async def test_running_requests_survive_a_restart_of_redis():
                     rig.beat(worker)
                 await eventually(lambda: pool.term is not None and pool.lease.epoch == epoch + 1)
                 await eventually(lambda: request.reason() is FinishReason.LENGTH)
-                await eventually(lambda: pool.term.book.get(request.rid).state is RequestState.FINISHED)
+                await eventually(lambda: state_of(pool, request) is RequestState.FINISHED)
                 assert [a.rid for a in decode.submitted] == [request.rid]
         finally:
             service.stop()

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from rig import FAST, SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import FAST, SLOW_DECODE, SLOW_PREFILL, Rig, eventually, state_of
 
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase, RequestState, Role
 from contracts.perf import PrefillCost
@@ -50,6 +50,7 @@ async def test_the_decode_worker_finds_the_prompt_in_the_store(rig: Rig, pool: S
     leading = await rig.leading(pool.scheduler())
     request = await gateway.submit(100, max_tokens=NUM_TOKENS)
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
+    await eventually(lambda: (1, 0, Phase.PREFILL) in request.finished)
     assert text_of(request) == whole_text(request)
     assert (request.placed[0].path, request.placed[0].hand_off) == (Path.PD, HandOff.STORE)
     first = counts_from_pb(request.finished[1, 0, Phase.PREFILL].counts)
@@ -57,9 +58,10 @@ async def test_the_decode_worker_finds_the_prompt_in_the_store(rig: Rig, pool: S
     assert (first.prompt_tokens, first.cached_tokens, first.completion_tokens) == (100, 0, 0)
     assert (second.prompt_tokens, second.cached_tokens, second.completion_tokens) == (100, 96, NUM_TOKENS)
     assert [len(w.submitted) for w in (prefill, decode)] == [1, 1]
-    await eventually(lambda: leading.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(leading, request) is RequestState.FINISHED)
     again = await gateway.submit(max_tokens=NUM_TOKENS, prompt=request.submit.prompt, cache_salt="another tenant")
     await eventually(lambda: again.reason() is FinishReason.LENGTH)
+    await eventually(lambda: (1, 0, Phase.PREFILL) in again.finished)
     assert counts_from_pb(again.finished[1, 0, Phase.PREFILL].counts).cached_tokens == 0
 
 
@@ -106,7 +108,7 @@ async def test_a_worker_lost_during_the_prefill_is_replaced_without_asking(rig: 
     await eventually(lambda: request.reason(attempt=2) is FinishReason.LENGTH)
     assert [(n.attempt, n.retrying) for n in request.lost] == [(1, True)]
     assert request.placed[-1].decode.worker_id in (spare.worker_id, decode.worker_id)
-    await eventually(lambda: leading.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(leading, request) is RequestState.FINISHED)
 
 
 async def test_a_lost_decode_worker_costs_no_token_and_its_prompt_is_still_stored(rig: Rig, pool: StorePool):
@@ -152,7 +154,7 @@ async def test_a_client_that_leaves_during_the_prefill_leaves_nothing_behind(rig
     request = await gateway.submit(max_tokens=NUM_TOKENS)
     await eventually(lambda: prefill.running)
     await gateway.abort(request)
-    await eventually(lambda: leading.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(leading, request) is RequestState.ABORTED)
     assert prefill.running == decode.running == 0
     assert not decode.submitted
     assert all(not w.charges for w in leading.registry.workers())
@@ -172,7 +174,7 @@ async def test_a_new_leader_goes_on_with_both_halves(rig: Rig, pool: StorePool, 
     assert request.tokens[1, 0] == expected_ids(unpack_ids(request.submit.prompt), NUM_TOKENS)
     assert [p.attempt for p in request.placed] == [1]
     assert len(decode.submitted) == 1
-    await eventually(lambda: second.term.book.get(request.rid).state is RequestState.FINISHED)
+    await eventually(lambda: state_of(second, request) is RequestState.FINISHED)
 
 
 async def test_a_role_is_changed_without_a_drain_under_running_requests(rig: Rig, pool: StorePool):

@@ -3,7 +3,7 @@
 import asyncio
 
 from msgspec.structs import replace
-from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually, state_of
 from rig_gateway import OWNER, POOL
 
 from contracts import keys
@@ -116,7 +116,7 @@ async def test_requests_that_finished_while_nobody_led_are_known_to_the_new_lead
     await rig.kill(first)
     await eventually(lambda: request.reason() is FinishReason.LENGTH)
     second = await rig.leading(rig.scheduler("b"))
-    assert second.term.book.get(request.rid).state is RequestState.FINISHED
+    assert state_of(second, request) is RequestState.FINISHED
 
 
 async def test_a_request_that_is_settled_while_it_is_claimed_does_not_run_again(rig: Rig, monkeypatch):
@@ -184,7 +184,7 @@ async def test_a_streaming_request_whose_worker_died_with_the_leader_is_the_gate
     await eventually(lambda: request.lost)
     assert [(n.attempt, n.retrying) for n in request.lost] == [(1, False)]
     await gateway.abort(request)
-    await eventually(lambda: second.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(second, request) is RequestState.ABORTED)
 
 
 async def test_a_leader_that_died_between_record_and_submit_leaves_a_request_that_is_tried_again(rig: Rig):
@@ -210,7 +210,7 @@ async def test_an_abort_that_arrives_while_nobody_leads_is_obeyed(rig: Rig):
     await gateway.abort(request)
     second = await rig.leading(rig.scheduler("b"))
     await eventually(lambda: all(w.running == 0 for w in rig.workers))
-    await eventually(lambda: second.term.book.get(request.rid).state is RequestState.ABORTED)
+    await eventually(lambda: state_of(second, request) is RequestState.ABORTED)
 
 
 async def test_a_leader_that_lost_its_lease_stops_and_the_workers_refuse_what_it_still_sends(rig: Rig):
