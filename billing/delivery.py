@@ -100,6 +100,7 @@ class Delivery(Generic[T]):
         self._linger_s = linger_s
         self._now_s = now_s
         self._next_claim_s = 0.0
+        self._has_groups = False
         self._per_stream = max(1, batch_size // 16)
 
     async def run(self) -> None:
@@ -120,7 +121,9 @@ class Delivery(Generic[T]):
     async def _take(self) -> list[Entry]:
         """Return entries to deal with: those that a dead consumer left go first, until there are none."""
         if self._now_s() >= self._next_claim_s:
-            await self._reader.create_groups()
+            if not self._has_groups:  # one that is lost later is made again by whoever reads
+                await self._reader.create_groups()
+                self._has_groups = True
             entries = await self._reader.claim(idle_ms=self._claim_idle_ms, count=self._per_stream)
             if entries:
                 return entries

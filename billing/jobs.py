@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts import raise_alerts
-from billing.budgets import Budgets, held_budgets
+from billing.budgets import Budgets, Held, held_budgets
 from billing.collection import Collector
 from billing.credits import tenants_with_credit_across_tenants, use_credits
 from billing.partitions import drop_partitions, ensure_partitions
@@ -25,11 +25,13 @@ from billing.redis_file import AppendOnlyFile
 from billing.streams import GroupReader
 from billing.webhooks import Webhooks
 from contracts import keys
+from contracts.beat import beat
 
 log: Final = structlog.get_logger()
 
 DAYS_AHEAD: Final = 7
 _LONGEST_S: Final = 600.0
+_HELD_FOR_S: Final = 5.0
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -50,7 +52,8 @@ async def keep(job: Job) -> None:
                 await job.run()
         except Exception as error:  # the others must go on, and the next round may work
             log.warning("job_failed", job=job.name, error=f"{type(error).__name__}: {error}", exc_info=True)
-        await asyncio.sleep(max(0.0, job.period_s - (time.monotonic() - started_s)))
+        if time.monotonic() - started_s < job.period_s:
+            await beat(job.period_s)
 
 
 class Jobs:
@@ -78,6 +81,8 @@ class Jobs:
         self._keep_days = keep_days
         self._address = address
         self.file = AppendOnlyFile(redis)
+        self._held: Sequence[Held] = ()  # budgets that Redis must have
+        self._held_read_s = float("-inf")
         self.waiting = 0
         self.dead = 0
         self.drift_ratio = 0.0
@@ -104,17 +109,33 @@ class Jobs:
             await self._redis.set(keys.BILLING_ADMIN, self._address, ex=30)
 
     async def _open_budgets(self) -> None:
-        """Rebuild at once what Redis lost: until then requests with a budget are refused."""
-        async with self._engine.begin() as conn:
-            held = [one for one in await held_budgets(conn, now=datetime.now(UTC)) if one.limit is not None]
-        pipe = self._redis.pipeline(transaction=False)
-        for one in held:
-            pipe.hexists(one.key, "limit")
-        there: list[Any] = await pipe.execute() if held else []
-        lost = {one.organisation for one, known in zip(held, there, strict=True) if not known}
-        for tenant in sorted(lost):
+        """Rebuild at once what Redis lost: until then requests with a budget are refused.
+
+        Which there should be is read from time to time; who sets one writes it to Redis himself.
+        """
+        if time.monotonic() - self._held_read_s >= _HELD_FOR_S:
+            await self._read_held()
+        if not await self._lost_budgets():
+            return
+        await self._read_held()  # perhaps they were taken away
+        for tenant in sorted(await self._lost_budgets()):
             log.warning("budgets_rebuilt", organisation=tenant)
             await self._budgets.sync(now=datetime.now(UTC), tenant=tenant)
+
+    async def _read_held(self) -> None:
+        async with self._engine.begin() as conn:
+            self._held = [one for one in await held_budgets(conn, now=datetime.now(UTC)) if one.limit is not None]
+        self._held_read_s = time.monotonic()
+
+    async def _lost_budgets(self) -> set[str]:
+        """Return the organisations one of whose budgets is not in Redis."""
+        if not self._held:
+            return set()
+        pipe = self._redis.pipeline(transaction=False)
+        for one in self._held:
+            pipe.hexists(one.key, "limit")
+        there: list[Any] = await pipe.execute()
+        return {one.organisation for one, known in zip(self._held, there, strict=True) if not known}
 
     async def _sync_budgets(self) -> None:
         await self._budgets.sync(now=datetime.now(UTC))

@@ -16,6 +16,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contracts.additions import live
+from contracts.beat import beat
 from contracts.catalog import Catalog
 from contracts.credentials import credentials_of
 from contracts.environment import asyncpg_url
@@ -132,6 +133,7 @@ class Gateway:
         self.prices = Prices(self.engine)
         self.fleet = Fleet(
             self.redis,
+            self.requests,
             catalog,
             self.table,
             gateway_id=gateway_id,
@@ -158,7 +160,7 @@ class Gateway:
             max_waiting=settings.settlements_in_memory,
         )
         self.lengths = Lengths()
-        self.purse = Purse(SettlementScripts(self._settling))
+        self.purse = Purse(SettlementScripts(self.requests))
         self.texts = Texts(TextBook(self.engine), telemetry.instruments, max_text_bytes=settings.text_max_bytes)
         self.starter = Starter(
             settings,
@@ -242,7 +244,7 @@ class Gateway:
             texts=self.texts,
         )
         self._notices = Notices(self._notified, self.table, self.fleet, gateway_id=gateway_id)
-        self._lease = Lease(self.redis, gateway_id=gateway_id, address=settings.listen)
+        self._lease = Lease(self.requests, gateway_id=gateway_id, address=settings.listen)
         self._instruments = telemetry.instruments
         self._instruments.observe("pdgate_streams", lambda: [(len(self.table), {})])
         self._instruments.observe("pdgate_settlements_waiting", lambda: [(self.settlement.num_waiting, {})])
@@ -315,7 +317,7 @@ class Gateway:
             between_tokens_s=settings.between_tokens_s,
         )
         while True:
-            await asyncio.sleep(_TICK_S)
+            await beat(_TICK_S)
             now_s = time.monotonic()
             for generation in self.table:
                 generation.tick(now_s, patience)

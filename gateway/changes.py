@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from contracts import keys
+from contracts.beat import beat, until_beat_s
 from contracts.errors import InvalidApiKey, ServingError
 from contracts.resp import RespConnection
 from contracts.wire import FIELD, Change, decode_change, encode
@@ -174,7 +175,7 @@ class Watcher:
                 await self._announcer.publish_pending()
             except (*DATABASE_ERRORS, RedisError) as error:
                 log.warning("changes_not_reloaded", error=str(error))
-            await asyncio.sleep(RELOAD_S)
+            await beat(RELOAD_S)
 
     async def reload_names(self) -> None:
         """Read all names of models, again and again, and when one was changed."""
@@ -185,7 +186,7 @@ class Watcher:
             except DATABASE_ERRORS as error:
                 log.warning("names_not_reloaded", error=str(error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RELOAD_S):
+                async with asyncio.timeout(until_beat_s(RELOAD_S)):
                     await self._renamed.wait()
 
     async def _newest(self) -> bytes | str:

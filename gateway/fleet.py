@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -17,9 +17,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat
 from contracts.catalog import Catalog
 from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.lifecycle import HandOff, Role, WorkerState
+from contracts.resp import RespConnection
 from contracts.scaling import ScaleNote, decode_note
 from contracts.series import read_series
 from contracts.v1 import worker_pb2 as pb
@@ -56,6 +58,7 @@ class Fleet:
     def __init__(
         self,
         redis: Redis,
+        connection: RespConnection,
         catalog: Catalog,
         table: LiveTable,
         *,
@@ -65,6 +68,7 @@ class Fleet:
         credentials: Credentials = NOBODY_ASKED,
     ) -> None:
         self._redis = redis
+        self._connection = connection
         self._catalog = catalog
         self._table = table
         self._gateway_id = gateway_id
@@ -185,7 +189,7 @@ class Fleet:
                         log.warning("redis_unavailable", error=str(error))
                     self.redis_up = False  # the last view stays; running streams go on
                 self._give_up_lost()
-                await asyncio.sleep(self._period_s)
+                await beat(self._period_s)
 
     async def look(self) -> None:
         """Read all leases once. Raises RedisError."""
@@ -199,17 +203,23 @@ class Fleet:
 
     async def _look_at(self, pool: str) -> PoolView:
         inbox = keys.inbox(pool)
-        first = self._redis.pipeline(transaction=False)
         since_ms = int(time.time() * 1000) - keys.CLOCKS_APART_MS
-        first.zrangebyscore(keys.pool_workers(pool), since_ms, "+inf")
-        first.xlen(inbox)
-        first.memory_usage(inbox, samples=_MEMORY_SAMPLES)
-        first.get(keys.scaling(pool))
-        worker_ids, num_entries, num_bytes, note = await first.execute()
+        replies = await self._connection.call_all(
+            (
+                ("ZRANGEBYSCORE", keys.pool_workers(pool), since_ms, "+inf"),
+                ("XLEN", inbox),
+                ("MEMORY", "USAGE", inbox, "SAMPLES", _MEMORY_SAMPLES),
+                ("GET", keys.scaling(pool)),
+            )
+        )
+        for reply in replies:
+            if isinstance(reply, RedisError):
+                raise reply
+        worker_ids, num_entries, num_bytes, note = replies
         leases: list[bytes | None] = []
         if worker_ids:
-            answer: Any = self._redis.mget([keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids])
-            leases = await answer
+            names = [keys.worker_lease(pool, worker_id.decode()) for worker_id in worker_ids]
+            leases = await self._connection.call("MGET", *names)
         workers = [worker for raw in leases if raw is not None and (worker := _registration(raw)) is not None]
         rung = await self._rung_of(pool) if pool in self._primaries else "normal"
         return PoolView(

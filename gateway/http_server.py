@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from contracts.beat import until_beat_s
 from gateway.settings import Settings
 
 _BACKLOG: Final = 1024
@@ -86,7 +87,7 @@ class HttpServer:
         look_s = min(_LONGEST_LOOK_S, self._head_timeout_s / 2)
         while not self._stopped.is_set():
             try:
-                async with asyncio.timeout(look_s):
+                async with asyncio.timeout(until_beat_s(look_s)):
                     await self._stopped.wait()
             except TimeoutError:
                 since_s = loop.time() - self._head_timeout_s

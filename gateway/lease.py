@@ -5,10 +5,11 @@ import time
 from typing import Final
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat
+from contracts.resp import RespConnection
 
 log = structlog.get_logger()
 
@@ -23,23 +24,25 @@ _FORGET_GATEWAY_MS: Final = 24 * 3_600_000
 class Lease:
     """Renews the lease. `run` until cancelled, then `release`."""
 
-    def __init__(self, redis: Redis, *, gateway_id: str, address: str) -> None:
-        self._redis = redis
+    def __init__(self, connection: RespConnection, *, gateway_id: str, address: str) -> None:
+        self._connection = connection
         self._gateway_id = gateway_id
         self._address = address
 
     async def renew(self) -> None:
         """Renew once. Raises RedisError."""
         now_ms = int(time.time() * 1000)
-        # One tag per pipeline, as everywhere; the set of gateways has none.
-        own = self._redis.pipeline(transaction=False)
-        own.set(keys.gateway_lease(self._gateway_id), self._address, px=LEASE_MS)
-        own.pexpire(keys.notices(self._gateway_id), _NOTICES_KEPT_MS)
-        await own.execute()
-        shared = self._redis.pipeline(transaction=False)
-        shared.zadd(keys.GATEWAYS, {self._gateway_id: now_ms + LEASE_MS})
-        shared.zremrangebyscore(keys.GATEWAYS, "-inf", now_ms - _FORGET_GATEWAY_MS)
-        await shared.execute()
+        replies = await self._connection.call_all(
+            (
+                ("SET", keys.gateway_lease(self._gateway_id), self._address, "PX", LEASE_MS),
+                ("PEXPIRE", keys.notices(self._gateway_id), _NOTICES_KEPT_MS),
+                ("ZADD", keys.GATEWAYS, now_ms + LEASE_MS, self._gateway_id),
+                ("ZREMRANGEBYSCORE", keys.GATEWAYS, "-inf", now_ms - _FORGET_GATEWAY_MS),
+            )
+        )
+        for reply in replies:
+            if isinstance(reply, RedisError):
+                raise reply
 
     async def run(self) -> None:
         """Renew again and again."""
@@ -49,13 +52,18 @@ class Lease:
                     await self.renew()
             except (RedisError, OSError) as error:
                 log.warning("lease_not_renewed", error=str(error))
-            await asyncio.sleep(PERIOD_S)
+            await beat(PERIOD_S)
 
     async def release(self) -> None:
         """Give the lease up: everything of this gateway is settled."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                await self._redis.delete(keys.gateway_lease(self._gateway_id), keys.notices(self._gateway_id))
-                await self._redis.zrem(keys.GATEWAYS, self._gateway_id)
+                await self._connection.call_all(
+                    (
+                        ("DEL", keys.gateway_lease(self._gateway_id)),
+                        ("DEL", keys.notices(self._gateway_id)),
+                        ("ZREM", keys.GATEWAYS, self._gateway_id),
+                    )
+                )
         except (RedisError, OSError) as error:
             log.warning("lease_not_released", error=str(error))

@@ -1,6 +1,5 @@
 """Which models can be served now, and what is missing for the others."""
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from contracts.beat import beat
 from contracts.catalog import Catalog, Model, Route
 from contracts.errors import ModelNotFound, NoCapacity, ServingError
 from contracts.rating import Price
@@ -190,7 +190,7 @@ class Models:
                 folder = self.models_dir / name  # an absolute name stays as it is
                 if (folder / "tokenizer.json").is_file():
                     await self._load(name, folder)
-            await asyncio.sleep(_LOOK_S)
+            await beat(_LOOK_S)
 
     async def _load(self, name: str, folder: Path) -> None:
         try:

@@ -4,7 +4,6 @@ List prices are read every few seconds; they say whether a model may be served a
 organisation's own price is asked for when one of its requests arrives, and kept as long.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -15,6 +14,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import queries
+from contracts.beat import beat
 from contracts.errors import DependencyDown
 from contracts.rating import Price
 from gateway.auth import DATABASE_ERRORS
@@ -101,4 +101,4 @@ class Prices:
                 if self.database_up:
                     log.warning("database_unavailable", error=str(error))
                 self.database_up = False
-            await asyncio.sleep(REFRESH_S if self.database_up else 1.0)
+            await beat(REFRESH_S if self.database_up else 1.0)

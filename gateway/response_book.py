@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat
 from contracts.errors import BadRequest, DependencyDown, NotFound
 from gateway.schemas.response_objects import Response
 
@@ -190,7 +191,7 @@ class ResponseBook:
 
     async def _look_for_cancellations(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await beat(_LOOK_S)
             for response_id, running in tuple(self._running.items()):
                 if not running.kept.response.background or running.cancel is None:
                     continue

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat
 from contracts.prefix import BLOCK_TOKENS
 from contracts.series import PERIOD_S, add_command
 from contracts.steering import Steering, decode_steering
@@ -28,7 +29,6 @@ from contracts.wire import RequestOutcome
 from observability.metrics import Instruments
 from scheduler.actuator import Actuator, FlipResult
 from scheduler.autoscaler import Autoscaler
-from scheduler.beat import beat
 from scheduler.book import Book, Request
 from scheduler.boot import Boot
 from scheduler.controller import RatioController

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
-from scheduler.beat import beat
+from contracts.beat import beat
 
 log = structlog.get_logger()
 

@@ -10,12 +10,12 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contracts.beat import beat
 from contracts.keys import worker_lease
 from contracts.orders import ANSWER_KEPT_MS, MAX_AGE_S, Answer, Order, answer, orders
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import FIELD, encode
 from scheduler.actuator import Actuator
-from scheduler.beat import beat
 from scheduler.registry import WorkerRegistry
 from scheduler.worker import Standing
 

@@ -12,10 +12,10 @@ import structlog
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat
 from contracts.resp import RespConnection
 from contracts.usage import Outcome
 from contracts.wire import FIELD, RequestOutcome
-from scheduler.beat import beat
 from scheduler.book import Book
 from scheduler.verdicts import Verdicts
 

@@ -11,6 +11,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contracts.beat import beat
 from contracts.credentials import credentials_of
 from contracts.lifecycle import RequestState
 from contracts.resp import RespConnection
@@ -20,7 +21,6 @@ from observability.metrics import Instruments
 from observability.tracing import Tracer
 from scheduler.actuator import Actuator
 from scheduler.attempts import Attempts
-from scheduler.beat import beat
 from scheduler.book import Book
 from scheduler.dispatch import Dispatcher
 from scheduler.fleet.protocol import Fleet
@@ -87,8 +87,9 @@ class PoolScheduler:
         self._spans = Spans(tracer, pool=pool)
         self.pool = pool
         self.memory = PoolMemory(self._profile, send=self._send)
+        self._looks = RespConnection(settings.redis_url, timeout_s=_REDIS_TIMEOUT_S)
         self.registry = WorkerRegistry(
-            redis,
+            self._looks,
             pool,
             scheduler_id=settings.id,
             suspect_after_s=settings.suspect_after_s,
@@ -124,10 +125,13 @@ class PoolScheduler:
 
     async def run(self) -> None:
         """Serve until cancelled, then give the lease up."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.registry.run())
-            tasks.create_task(self.shares.run())
-            tasks.create_task(self._stand_and_lead())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.registry.run())
+                tasks.create_task(self.shares.run())
+                tasks.create_task(self._stand_and_lead())
+        finally:
+            self._looks.close()
 
     async def _stand_and_lead(self) -> None:
         await self.registry.discovered.wait()

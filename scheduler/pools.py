@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts.additions import LiveModels, read_added
+from contracts.beat import beat
 from contracts.catalog import Catalog
-from scheduler.beat import beat
 from scheduler.pool import PoolScheduler
 
 log = structlog.get_logger()

@@ -21,14 +21,14 @@ from typing import Any, Protocol
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contracts import keys
+from contracts.beat import beat, until_beat_s
 from contracts.credentials import NOBODY_ASKED, Credentials
+from contracts.resp import RespConnection
 from contracts.v1 import worker_pb2 as pb
 from contracts.wire import Registration
-from scheduler.beat import beat
 from scheduler.control import ControlStream
 from scheduler.pairs import PairKey, Pairs
 from scheduler.policy.cluster import ClusterView, WorkerView
@@ -76,7 +76,7 @@ class WorkerRegistry:
 
     def __init__(
         self,
-        redis: Redis,
+        connection: RespConnection,
         pool: str,
         *,
         scheduler_id: str,
@@ -88,7 +88,7 @@ class WorkerRegistry:
         credentials: Credentials = NOBODY_ASKED,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._redis = redis
+        self._connection = connection
         self._pool = pool
         self._scheduler_id = scheduler_id
         self._suspect_after_s = suspect_after_s
@@ -191,18 +191,18 @@ class WorkerRegistry:
                         log.warning("worker_discovery_failed", pool=self._pool, error=str(error))
                     away = True
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._discover_s):
+                    async with asyncio.timeout(until_beat_s(self._discover_s)):
                         await self._look.wait()
                 self._look.clear()
 
     async def _read_leases(self) -> dict[str, Registration]:
         since_ms = int(time.time() * 1000) - keys.CLOCKS_APART_MS
-        members: Any = await self._redis.zrangebyscore(keys.pool_workers(self._pool), since_ms, "+inf")
+        members: Any = await self._connection.call("ZRANGEBYSCORE", keys.pool_workers(self._pool), since_ms, "+inf")
         ids = [raw.decode() for raw in members]
         if not ids:
             return {}
         found: dict[str, Registration] = {}
-        leases: Any = await self._redis.mget([keys.worker_lease(self._pool, i) for i in ids])
+        leases: Any = await self._connection.call("MGET", *(keys.worker_lease(self._pool, i) for i in ids))
         for worker_id, raw in zip(ids, leases, strict=True):
             if raw is None:
                 continue

@@ -15,6 +15,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contracts.beat import until_beat_s
 from contracts.keys import pool_workers, worker_lease
 from contracts.wire import Registration, encode
 
@@ -97,7 +98,7 @@ class Heartbeat:
             await self._write()
             self._renew.clear()
             try:
-                async with asyncio.timeout(PERIOD_S):
+                async with asyncio.timeout(until_beat_s(PERIOD_S)):
                     await self._renew.wait()
             except TimeoutError:
                 continue

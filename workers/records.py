@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
+from contracts.beat import beat
 from contracts.keys import attempts
 from contracts.resp import Command, RespConnection
 from contracts.usage import AttemptRecord, DeliveredMark
@@ -24,7 +25,7 @@ R = TypeVar("R")
 MAX_STREAM_LENGTH = 1_000_000  # a safeguard: billing deletes what it wrote
 MAX_WAITING = 20_000
 BATCH = 500
-PERIOD_S = 0.25
+PERIOD_S = 0.2
 TIMEOUT_S = 1.0  # for an answer of Redis
 JOURNAL_BYTES = 16 * 2**20
 JOURNAL_FILES = 4
@@ -114,7 +115,7 @@ class Recorder:
     async def run(self) -> None:
         """Write what was offered, every `PERIOD_S`, until cancelled."""
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await beat(PERIOD_S)
             await self.flush()
 
     async def flush(self) -> None:

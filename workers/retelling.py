@@ -18,6 +18,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from contracts.beat import beat
 from contracts.keys import retold
 from contracts.wire import FIELD
 from workers.records import Journal
@@ -73,7 +74,7 @@ class Retelling:
                 return
             except (RedisError, OSError):  # away: whatever answers next may be another life
                 pass
-            await asyncio.sleep(PERIOD_S)
+            await beat(PERIOD_S)
 
     async def look(self) -> int:
         """Say the last minute again if this is another life of Redis; return how many lines that were.

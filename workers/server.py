@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from contracts.beat import beat
 from contracts.credentials import NOBODY_ASKED, Credentials
 from contracts.lifecycle import FinishReason, Phase, Role, WorkerState
 from contracts.usage import AttemptRecord, DeliveredMark
@@ -154,7 +155,7 @@ class WorkerServer:
             if self._first_prompts:
                 tasks.create_task(self._compute_first_prompts())
             while True:
-                await asyncio.sleep(STATUS_PERIOD_S)
+                await beat(STATUS_PERIOD_S)
                 self.assignments.tick()
                 self.probes.tick()
                 status = self.condition.observe()

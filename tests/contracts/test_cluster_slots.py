@@ -244,7 +244,7 @@ def request(pool: str):
 
 async def test_gateways_and_browsers_have_slots_of_their_own(cluster):
     for _ in range(8):
-        lease = GatewayLease(cluster, gateway_id=str(uuid.uuid4()), address="h:1")
+        lease = GatewayLease(OverCluster(cluster), gateway_id=str(uuid.uuid4()), address="h:1")
         await lease.renew()
         await lease.release()
     sessions = Sessions(cluster)
@@ -280,9 +280,7 @@ SHOWN = {
     "billing/dead_letters.py": {"register_script"},
     "billing/streams.py": {"register_script", "xreadgroup"},
     "contracts/settlement.py": {"register_script"},
-    "gateway/fleet.py": {"mget"},  # the leases of one pool's workers
     "gateway/idempotency.py": {"register_script"},
-    "gateway/lease.py": {"delete"},
     "gateway/portal/passwords.py": {"delete", "transaction"},
     "gateway/portal/sessions.py": {"delete", "transaction"},
     "gateway/tenants.py": {"eval"},
@@ -290,7 +288,6 @@ SHOWN = {
     "scheduler/leader.py": {"register_script"},
     "scheduler/orders.py": {"xread"},
     "scheduler/record.py": {"Script"},
-    "scheduler/registry.py": {"mget"},  # likewise
     "scheduler/takeover.py": {"mget"},  # the records of one pool
     "workers/heartbeat.py": {"register_script"},
 }

@@ -13,8 +13,13 @@ _PHASE_S: Final = 0.1
 
 async def beat(period_s: float) -> None:
     """Sleep until a multiple of the period on this process's clock; see `to_next_s`."""
+    await asyncio.sleep(until_beat_s(period_s))
+
+
+def until_beat_s(period_s: float) -> float:
+    """Return how long `beat` would sleep."""
     phase_s = os.getpid() % 97 / 97 * _PHASE_S
-    await asyncio.sleep(to_next_s(asyncio.get_running_loop().time() + phase_s, period_s))
+    return to_next_s(asyncio.get_running_loop().time() + phase_s, period_s)
 
 
 def to_next_s(now_s: float, period_s: float) -> float:

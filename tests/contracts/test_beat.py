@@ -1,10 +1,10 @@
-"""Periodic loops of a scheduler wake together."""
+"""Periodic loops of a process wake together."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.beat import beat, to_next_s
+from contracts.beat import beat, to_next_s
 
 SECONDS = st.floats(0, 1e7)
 
