@@ -87,6 +87,8 @@ class _Protocol(asyncio.Protocol):
     def __init__(self, timeout_s: float | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
+        self._patience_s = 0.0
+        self._resting: asyncio.TimerHandle | None = None  # until then nothing is read
         self._timer: asyncio.TimerHandle | None = None
         self._reader = hiredis.Reader(replyError=_error)
         self._waiting: deque[_Asked] = deque()
@@ -106,6 +108,7 @@ class _Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self.listen()
         self._fail(RedisConnectionError, f"connection lost: {exc or 'closed by server'}")
 
     def ask(self, command: Command) -> asyncio.Future[Any]:
@@ -128,8 +131,23 @@ class _Protocol(asyncio.Protocol):
             self._timer = self._loop.call_later(self._timeout_s, self._look)
         return future
 
+    def rest(self, patience_s: float) -> None:
+        """Leave replies unread for so long after each write; 0 = read them as they come."""
+        self._patience_s = patience_s
+        if not patience_s:
+            self.listen()
+
+    def listen(self) -> None:
+        """Read the replies that have come."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
     def close(self) -> None:
         self.lost = True
+        self.listen()
         if self._transport is not None:
             self._transport.close()
 
@@ -137,6 +155,9 @@ class _Protocol(asyncio.Protocol):
         out, self._out = self._out, []
         if out and self._transport is not None and not self.lost:
             self._transport.write(b"".join(out))
+            if self._patience_s and self._resting is None:
+                self._transport.pause_reading()
+                self._resting = self._loop.call_later(self._patience_s, self.listen)
 
     def _look(self) -> None:
         """Give the connection up when the oldest call has waited for too long."""
@@ -166,6 +187,7 @@ class RespConnection:
         """`timeout_s`: how long a reply may take before the connection counts as lost; None = for ever, to block."""
         self._options = parse_url(url)
         self._timeout_s = timeout_s
+        self._patience_s = 0.0
         self._protocol: _Protocol | None = None
         self._opening = asyncio.Lock()
         self.num_opened = 0
@@ -197,6 +219,17 @@ class RespConnection:
     def register_script(self, text: str) -> "Script":
         """Return a script that runs over this connection, called as redis-py's are."""
         return Script(self, text)
+
+    def rest(self, patience_s: float) -> None:
+        """Leave replies unread for up to `patience_s` after each write, so that they wake nobody; 0 = read them."""
+        self._patience_s = patience_s
+        if self._protocol is not None:
+            self._protocol.rest(patience_s)
+
+    def listen(self) -> None:
+        """Read what has been answered by now."""
+        if self._protocol is not None:
+            self._protocol.listen()
 
     def close(self) -> None:
         """Close the connection; a later call opens it again."""
@@ -239,6 +272,7 @@ class RespConnection:
             if isinstance(error, OSError):  # TimeoutError is one
                 raise RedisConnectionError(f"cannot connect to Redis: {error}") from error
             raise
+        protocol.rest(self._patience_s)
         return protocol
 
 

@@ -8,7 +8,9 @@
 3. While Redis is away, what waits is also written to the journal; when Redis is back, everything in
    memory and in the journal is settled and the journal is emptied. A gateway that starts adopts the
    journals of dead ones.
-4. What Redis acknowledged it may still lose when it is killed or a replica takes over. Once the connection had to be
+4. Nobody waits for Redis' answer, so it lies unread until the next request ends, or `READ_WITHIN_S`: by itself it would
+   wake this process once more for each request. Who must know (`caught_up`, `drain`) has it read as it comes.
+5. What Redis acknowledged it may still lose when it is killed or a replica takes over. Once the connection had to be
    opened anew, what was settled in the last seconds is settled again: that changes nothing, unless it was lost.
 """
 
@@ -34,6 +36,9 @@ log = structlog.get_logger()
 
 FINISH_WITHIN_S: Final = 0.1
 """How long the records of a settled request wait for company: whoever finds them finds that it is settled."""
+
+READ_WITHIN_S: Final = 0.1
+"""How long the answer to a settlement may lie unread. It is settled all the same."""
 
 _BATCH: Final = 64
 _RETRY_S: Final = 0.2
@@ -61,6 +66,9 @@ class Settlement:
         self._progress = asyncio.Event()
         self._unconfirmed = Unconfirmed()
         self._num_opened = 0  # the connection that settled what is unconfirmed
+        self._sent_ms = 0.0  # Unix time at which what is in hand was sent
+        self._num_hurried = 0  # callers that wait until something is settled
+        connection.rest(READ_WITHIN_S)
 
     @property
     def num_waiting(self) -> int:
@@ -82,6 +90,7 @@ class Settlement:
             self._only_in_journal = True
         else:
             self._put(closed)
+        self._connection.listen()  # the loop may wait for the answer to those before
 
     async def caught_up(self, org: str, timeout_s: float) -> bool:
         """Wait until everything of an organisation that ended before this call is settled.
@@ -91,12 +100,18 @@ class Settlement:
         if not self._unsettled[org]:
             return False
         until = self._num_offered
+        self._num_hurried += 1
+        self._connection.rest(0)
         try:
             async with asyncio.timeout(timeout_s):
                 while self._num_settled < until:
                     await self._progress.wait()
         except TimeoutError:
             return False
+        finally:
+            self._num_hurried -= 1
+            if not self._num_hurried:
+                self._connection.rest(READ_WITHIN_S)
         return True
 
     def recover(self) -> None:
@@ -142,6 +157,8 @@ class Settlement:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until everything is settled, at most `timeout_s`; the rest goes to the journal."""
+        self._num_hurried += 1  # for good: this is the end
+        self._connection.rest(0)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -230,6 +247,7 @@ class Settlement:
             else:
                 settling.append((closed, call))
         clearing = self._clearing()
+        self._sent_ms = time.time() * 1000
         replies = await self._script.call_all([call for _, call in settling], beside=clearing)
         self._settled = batch
         for command, reply in zip(clearing, replies[len(settling) :], strict=True):
@@ -247,7 +265,7 @@ class Settlement:
         return first
 
     def _note(self, closed: Closed, settled: Settled) -> None:
-        self._records.settled(closed, lag_ms=max(0.0, time.time() * 1000 - closed.ended_unix_ms))
+        self._records.settled(closed, lag_ms=max(0.0, self._sent_ms - closed.ended_unix_ms))
         if settled is Settled.UNRESERVED:
             self._records.restored(closed, settled)
 

@@ -121,3 +121,40 @@ async def test_a_redis_that_takes_no_commands_now_counts_as_away(tmp_path: Path)
         await connection.call_all([("PING",), ("PING",)])
     connection.close()
     server.close()
+
+
+async def test_what_is_asked_is_done_at_once_though_its_reply_lies_unread(connection: RespConnection, redis):
+    connection.rest(60)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        setting = tasks.create_task(connection.call("SET", "rested", "1"))
+        while await redis.get("rested") != b"1":  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.001)
+        also = tasks.create_task(connection.call("INCR", "rested"))
+        while await redis.get("rested") != b"2":  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert not setting.done()
+        assert not also.done()
+        connection.listen()
+        assert (await setting, await also) == (b"OK", 2)
+
+
+async def test_a_reply_is_read_by_itself_when_patience_ends(connection: RespConnection):
+    connection.rest(0.01)
+    async with asyncio.timeout(10):
+        assert await connection.call("PING") == b"PONG"
+        connection.rest(60)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(connection.call("ECHO", "a"))
+            await asyncio.sleep(0)
+            connection.rest(0)
+        assert asked.result() == b"a"
+
+
+async def test_who_rests_hears_of_the_end_of_the_connection(connection: RespConnection, redis):
+    number = await connection.call("CLIENT", "ID")
+    connection.rest(0.02)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        blocked = tasks.create_task(_outcome(connection.call("BLPOP", "nothing", 0)))
+        await asyncio.sleep(0)
+        await redis.client_kill_filter(_id=number)
+        assert isinstance(await blocked, RedisConnectionError)
