@@ -33,8 +33,7 @@ from scheduler.crew import Crew
 from scheduler.decision_log import DecisionLog
 from scheduler.fleet.protocol import Fleet, FleetError, Price
 from scheduler.outbox import Outbox
-from scheduler.policy.arrivals import ArrivalTrend
-from scheduler.policy.foresight import Foresight
+from scheduler.policy.handover import Handover, Past
 from scheduler.policy.headcount import (
     Ground,
     Lull,
@@ -129,7 +128,7 @@ class Autoscaler:
             limits=PackingLimits(residence_s=scaling.residence_s),
             clear_s=self.limits.clear_s,
         )
-        self._trend = ArrivalTrend()
+        self._past = Past()
         self._state = ScaleState(last_up_s=now_s())
         self._busy_s = now_s()
         self._boot_s = BOOT_PRIOR_S
@@ -186,14 +185,13 @@ class Autoscaler:
         self._see_who_has_come()
         return self._cold
 
-    @property
-    def foresight(self) -> Foresight:
-        """What the term has learned, without its clock."""
-        return msgspec.structs.replace(self._state.foresight, at_s=None, last=None)
+    def handover(self) -> Handover:
+        """Return what the next leader should know."""
+        return self._past.handover(self._state, self._controller.measured(), self._now_s())
 
-    def restore(self, foresight: Foresight) -> None:
-        """Go on with what a former term has learned. Before the first tick."""
-        self._state = msgspec.structs.replace(self._state, foresight=foresight)
+    def restore(self, handover: Handover, *, ago_s: float) -> None:
+        """Go on with what a former term knew so many seconds ago. Before the first arrival and the first tick."""
+        self._state = self._past.restore(handover, self._state, self._now_s(), ago_s=ago_s)
 
     @property
     def cost_per_hour(self) -> float:
@@ -211,7 +209,7 @@ class Autoscaler:
         """Count a request that arrives for the first time. Batch lines wait for room instead of asking for it."""
         self._busy_s = self._now_s()
         if request.tier != BATCH_TIER:
-            self._trend.observe(self._busy_s)
+            self._past.trend.observe(self._busy_s)
         if not self.serving:
             self._stir.set()
 
@@ -352,8 +350,8 @@ class Autoscaler:
             members=self.crew.members(moving),
             asleep=self.crew.asleep(),
             ground=ground,
-            demand=self._controller.measured(),
-            rate=self._trend.forecast(now_s, ahead_s=self._boot_s + self.limits.fresh_s),
+            demand=self._past.demand(self._controller.measured(), now_s),
+            rate=self._past.trend.forecast(now_s, ahead_s=self._boot_s + self.limits.fresh_s),
             corrections=Corrections(
                 prefill=state.prefill_gain,
                 decode=state.decode_gain,

@@ -2,8 +2,9 @@
 
 1. With each point of the series the leader writes its legacy to one key of the pool (`contracts.keys.learned`).
 2. A new term reads it before it serves: the controller's gains and its last move (the cooldown goes on), how the demand
-   changed, lengths of answers, the fit of the costs, the rung of the ladder, how many foreseen misses happen.
-3. Prefixes need none: workers tell a new leader their whole tables. Arrivals of the last minutes are counted anew.
+   changed, lengths of answers, the fit of the costs, the rung of the ladder; of a pool that is scaled how many foreseen
+   misses happen, the arrivals of the last half hour and what they asked for (policy.handover).
+3. Prefixes need none: workers tell a new leader their whole tables.
 
 A legacy that cannot be read, or is of another version, is left alone: everything in it is learned again.
 """
@@ -23,7 +24,7 @@ from scheduler.controller import Decided, RatioController
 from scheduler.degrade import Ladder
 from scheduler.memory import PoolMemory
 from scheduler.policy.fit import FitState
-from scheduler.policy.foresight import Foresight
+from scheduler.policy.handover import Handover
 from scheduler.policy.ladder import Rung
 from scheduler.policy.lengths import Level
 
@@ -45,7 +46,7 @@ class Legacy(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[Level]
     costs: FitState
     rung: int
-    foresight: Foresight | None = None
+    scaling: Handover | None = None
     """None = of a leader that scaled nobody."""
 
 
@@ -62,7 +63,7 @@ def save_command(
         lengths=memory.router.lengths.levels(_MOST_LEVELS),
         costs=memory.costs.state,
         rung=ladder.legacy,
-        foresight=autoscaler.foresight if autoscaler is not None else None,
+        scaling=autoscaler.handover() if autoscaler is not None else None,
     )
     return ("SET", keys.learned(pool), msgspec.msgpack.encode(legacy), "EX", _KEPT_S)
 
@@ -89,9 +90,9 @@ async def take_over(
         return False
     memory.router.lengths.restore(legacy.lengths)
     memory.costs.restore(legacy.costs)
-    if autoscaler is not None and legacy.foresight is not None:
-        autoscaler.restore(legacy.foresight)
     ago_s = max(0.0, time.time() - legacy.at_unix_ms / 1000)
+    if autoscaler is not None and legacy.scaling is not None:
+        autoscaler.restore(legacy.scaling, ago_s=ago_s)
     if ago_s <= _DECIDED_HOLDS_S:
         controller.restore(legacy.decided, ago_s=ago_s)
         if legacy.rung in {rung.value for rung in Rung}:

@@ -38,6 +38,17 @@ class RateForecast(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.now_rps, self.ahead_rps)
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trend has counted, without its clock."""
+
+    bins: tuple[int, ...]
+    """Of `BIN_S` each, the latest last."""
+    open: int
+    """Since the last of them ended."""
+    open_s: float
+    """That long ago."""
+
+
 class ArrivalTrend:
     """Counts arrivals of one pool."""
 
@@ -45,7 +56,24 @@ class ArrivalTrend:
         self._bins: deque[int] = deque(maxlen=SPANS_BINS[0])
         self._open = 0
         self._open_number: int | None = None
+        self._offset_s = 0.0
+        """What the bins' clock is ahead of the caller's."""
         self._last_s: float | None = None
+
+    def counted(self, now_s: float) -> Counted:
+        """Return what was counted until now."""
+        self._advance(now_s)
+        return Counted(bins=tuple(self._bins), open=self._open, open_s=(now_s + self._offset_s) % BIN_S)
+
+    def restore(self, counted: Counted, now_s: float, *, ago_s: float) -> None:
+        """Go on where another trend was so many seconds ago. Before anything was observed.
+
+        Who waited to be counted meanwhile is counted at once: after so many empty bins they make no higher rate.
+        """
+        self._bins.extend(counted.bins)
+        self._open, self._open_number = counted.open, 0
+        self._offset_s = counted.open_s + ago_s - now_s
+        self._advance(now_s)
 
     def observe(self, now_s: float) -> None:
         """Count one arrival."""
@@ -84,7 +112,7 @@ class ArrivalTrend:
         )
 
     def _advance(self, now_s: float) -> None:
-        number = int(now_s / BIN_S)
+        number = math.floor((now_s + self._offset_s) / BIN_S)
         if self._open_number is None:
             self._open_number = number
         if number - self._open_number > SPANS_BINS[0]:

@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 
 from contracts.lifecycle import WorkerState
-from scheduler.policy.arrivals import ArrivalTrend
 from scheduler.policy.blame import Stage
 from scheduler.policy.demand import DemandSample, DemandWindow, Forecast
 from scheduler.policy.foresight import Outcomes
+from scheduler.policy.handover import Handover, Past
 from scheduler.policy.headcount import Bounds, Ground, Member, ScaleLimits, ScalePlan, ScaleSight, ScaleState, Start
 from scheduler.policy.queueing import Corrections, Fleet
 from scheduler.policy.ratio import Move
@@ -64,19 +64,28 @@ class AutoScaler:
         self._boot_s = boot_s
         self._ground = ground
         self._demand = DemandWindow()
-        self._trend = ArrivalTrend()
+        self._past = Past()
         self._busy_s = 0.0
         self._outcomes = Outcomes()
 
     def arrived(self, now_s: float, sample: DemandSample) -> None:
         """Count its work."""
         self._demand.observe(now_s, sample)
-        self._trend.observe(now_s)
+        self._past.trend.observe(now_s)
         self._busy_s = now_s
 
     def ended(self, stage: Stage | None) -> None:
         """Count it."""
         self._outcomes = self._outcomes.and_one(stage)
+
+    def handover(self, now_s: float, forecast: Forecast) -> Handover:
+        """Return what the next leader's should know."""
+        return self._past.handover(self.state, self._demand.demand(now_s, forecast), now_s)
+
+    def restore(self, handover: Handover, now_s: float, *, ago_s: float) -> None:
+        """Begin a term with what the one before knew."""
+        self.state = self._past.restore(handover, ScaleState(last_up_s=now_s), now_s, ago_s=ago_s)
+        self._busy_s = now_s
 
     def tick(self, now_s: float, seen: Seen) -> ScalePlan:
         """Ask the policy."""
@@ -86,8 +95,8 @@ class AutoScaler:
         sight = ScaleSight(
             members=seen.members,
             ground=self._ground,
-            demand=self._demand.demand(now_s, seen.forecast),
-            rate=self._trend.forecast(now_s, ahead_s=self._boot_s + limits.fresh_s),
+            demand=self._past.demand(self._demand.demand(now_s, seen.forecast), now_s),
+            rate=self._past.trend.forecast(now_s, ahead_s=self._boot_s + limits.fresh_s),
             corrections=msgspec.structs.replace(seen.pressure, backlog_rps=seen.sight.waiting_in_time / limits.clear_s),
             num_waiting=seen.sight.num_waiting,
             num_running=seen.num_running,

@@ -182,14 +182,17 @@ async def test_who_leads_next_keeps_what_was_started_and_knows_what_was_learned(
     await told(rig, lambda seen: seen.cold_s is None)
     await eventually(lambda: not pool.term.helm.autoscaler.crew.restless, "all serve")
     await gateway.finish(request, slo_met=True)
-    await eventually(lambda: pool.term.helm.autoscaler.foresight.ended == 1, "counted")
+    await eventually(lambda: pool.term.helm.autoscaler.handover().foresight.ended == 1, "counted")
     async with asyncio.timeout(10):
-        while not (raw := await rig.redis.get(keys.learned(POOL))) or not decode_legacy(raw).foresight.ended:  # noqa: ASYNC110
+        while not (raw := await rig.redis.get(keys.learned(POOL))) or not decode_legacy(raw).scaling.foresight.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+    before = pool.term.helm.autoscaler.handover()
     await rig.kill(pool)
     later = await leading(rig, PAIR, fleet)
     autoscaler = later.term.helm.autoscaler
-    assert 0.9 < autoscaler.foresight.ended <= 1
+    arrivals = autoscaler.handover().arrivals
+    assert sum(arrivals.bins) + arrivals.open == sum(before.arrivals.bins) + before.arrivals.open == 1
+    assert 0.9 < autoscaler.handover().foresight.ended <= 1
     await eventually(lambda: autoscaler.serving and len(autoscaler.crew.instances) == 3, "found")
     assert autoscaler._boot_s < 10
     for _ in range(5):
