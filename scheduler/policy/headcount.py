@@ -64,6 +64,9 @@ class ScaleLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share below which no second tick need confirm it."""
     foresight: ForesightLimits = ForesightLimits()
     confirm_ticks: int = 3
+    same_ticks: int = 5
+    """Ticks that must say so, however surely, where load has not changed beyond chance and nobody waits: by chance a
+    burst of half a minute looks like a rise."""
     doubt: float = 0.5
     """Standard errors of the rate that are added before fewer workers are thought enough."""
     fresh_s: float = 30.0

@@ -270,7 +270,12 @@ def _too_few(
     )
     if split.total >= most:
         return msgspec.structs.replace(verdict, why=WhyScale.AT_MAX)
-    if ticks < limits.confirm_ticks and here.in_time >= limits.sure_goal:
+    by_chance = why is WhyScale.FORECAST and _constant_s(state, now_s) >= limits.down_s(sight.boot_s)
+    if by_chance:  # as far as is known: load is the same, and nobody waits
+        unconfirmed = ticks < limits.same_ticks
+    else:
+        unconfirmed = ticks < limits.confirm_ticks and here.in_time >= limits.sure_goal
+    if unconfirmed:
         return msgspec.structs.replace(verdict, why=WhyScale.UNCONFIRMED)
     more = target.split.total - split.total
     wanted = (_lacking(split, target.split) + (Role.UNIFIED,) * more)[:more]
@@ -330,7 +335,11 @@ def _quiet(state: ScaleState, sight: ScaleSight, bounds: Bounds, limits: ScaleLi
 
 def _window_s(state: ScaleState, sight: ScaleSight, limits: ScaleLimits, now_s: float) -> float:
     """Return for how long a need holds after it was seen."""
-    return limits.window_s(sight.boot_s, state.plateau.age_s(now_s) if state.plateau is not None else 0.0)
+    return limits.window_s(sight.boot_s, _constant_s(state, now_s))
+
+
+def _constant_s(state: ScaleState, now_s: float) -> float:
+    return state.plateau.age_s(now_s) if state.plateau is not None else 0.0
 
 
 def _down_is_due(state: ScaleState, limits: ScaleLimits, window_s: float, now_s: float) -> bool:

@@ -25,7 +25,7 @@ from scheduler.policy.headcount import (
 )
 from scheduler.policy.mixes import Mix, Mixes
 from scheduler.policy.plateau import Plateau, plateau_of
-from scheduler.policy.queueing import Fleet, Split
+from scheduler.policy.queueing import Corrections, Fleet, Split
 from scheduler.policy.scaling import scale
 
 LIMITS = ScaleLimits()
@@ -129,8 +129,10 @@ def test_the_window_is_never_shorter_than_without_a_plateau_and_has_an_end(boot_
 class Needing(Mixes):
     """Says that so many workers are needed, whatever is asked of them."""
 
-    def __init__(self, need):
+    def __init__(self, need, short=0.92):
+        """`short`: what too few would do; by itself not too few to be, but too few to remain."""
         self._need = need
+        self._short = short
 
     def in_time(self, split):
         return self._of(split.total)
@@ -139,7 +141,7 @@ class Needing(Mixes):
         return Mix(split=Split(unified=total), in_time=self._of(total))
 
     def _of(self, total):
-        return 0.99 if total >= self._need else 0.92  # above the goal: too few to remain, not too few to be
+        return 0.99 if total >= self._need else self._short
 
 
 def ticks(needs, *, rates=None, workers=5, every_s=60.0, state=None):
@@ -202,6 +204,39 @@ def test_under_the_same_load_fewer_must_have_been_enough_for_half_the_time_since
     went = next(minute for minute, count in enumerate(counts) if count == 4)
     assert went == 119  # an hour of need, and an hour without
     assert set(whys[70:went]) == {WhyScale.CONSTANT_LOAD}
+
+
+def starts_after(rate, *, backlog_rps=0.0, constant_s=3600.0):
+    """Return after how many ticks of a need that is far from met workers are started, 20 at most."""
+    now_s = 10_000.0
+    state = ScaleState(plateau=Plateau(rate_rps=2.0, error_rps=0.03, since_s=now_s - constant_s))
+    for tick in range(1, 21):
+        sight = ScaleSight(
+            members=[Member(worker_id=f"w{n}", role=Role.UNIFIED, ready=True) for n in range(5)],
+            ground=Ground(free={"": 20}),
+            demand=DEMAND,
+            rate=rate,
+            corrections=Corrections(backlog_rps=backlog_rps),
+            num_running=1,
+        )
+        state, plan = scale(
+            state, sight, BOUNDS, FLEET, LIMITS, now_s, valued=lambda *_: Needing(7, short=LIMITS.sure_goal - 0.1)
+        )
+        now_s += LIMITS.period_s
+        if plan.steps:
+            assert len(plan.steps) == 2
+            return tick
+        assert plan.why is WhyScale.UNCONFIRMED
+    return None
+
+
+def test_a_burst_that_chance_may_have_made_starts_nobody_until_it_has_lasted():
+    """2.9/s seen for a minute or two, give or take 0.3, may still be 2.0/s."""
+    burst = seen_rate(2.9, error_rps=0.3)
+    assert starts_after(burst) == LIMITS.same_ticks
+    assert starts_after(burst, backlog_rps=1.0) == 1  # somebody waits for them
+    assert starts_after(seen_rate(2.9, error_rps=0.1)) == 1  # that is no chance
+    assert starts_after(burst, constant_s=60.0) == 1  # load was not the same for long enough to know it
 
 
 def test_a_pool_finds_its_size_quickly_where_load_has_just_come():
