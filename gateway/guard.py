@@ -8,7 +8,7 @@ from litestar import Request
 from contracts.errors import InvalidApiKey
 from gateway.auth import Authenticator, credential, headers_of
 from gateway.holds import Holds
-from gateway.scopes import check_call, check_model, check_tier, client_address
+from gateway.scopes import check_call, check_model, check_tier, client_address, forwarded
 from gateway.tenants import ApiKey
 
 
@@ -39,8 +39,7 @@ class Guard:
         """Check that a key may call an endpoint from where the request comes from."""
         if any(scopes.endpoints is not None or scopes.networks is not None for scopes in key.bounds):
             peer = request.client.host if request.client is not None else ""
-            forwarded = headers_of(request.scope).get("x-forwarded-for", "")
-            address = client_address(peer, forwarded, self._trusted)
+            address = client_address(peer, forwarded(request.scope["headers"]), self._trusted)
             check_call(key.bounds, endpoint=endpoint, address=address)
 
     async def reload(self, authorization: str | None) -> ApiKey:

@@ -15,14 +15,14 @@ def answer_head(app: ASGIApp) -> ASGIApp:
         if scope["type"] != ScopeType.HTTP or scope["method"] != "HEAD":
             await app(scope, receive, send)
             return
-        scope["method"] = "GET"
 
         async def send_head(message: Message) -> None:
             if message["type"] == "http.response.body":
                 message["body"] = b""
             await send(message)
 
-        await app(scope, receive, send_head)
+        # The server looks at its own scope for whether a body is due.
+        await app({**scope, "method": "GET"}, receive, send_head)
 
     return with_head
 

@@ -9,6 +9,7 @@ with an error event; settlements drain; exit, whatever clients keep their connec
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import tempfile
@@ -27,6 +28,7 @@ from observability.telemetry import Telemetry, configure_logging
 
 log = structlog.get_logger()
 
+_OPEN_FILES = 32_768
 _LAST_BYTES_S = 0.5  # for the last frames of broken streams; who has not sent a whole request is not waited for
 
 
@@ -87,10 +89,19 @@ def _check_place(settings: Settings, host: str, port: int) -> None:
         raise SettingsError(f"GATEWAY_JOURNAL_DIR: cannot write to {settings.journal_dir}: {error.strerror}") from None
 
 
+def _open_many_files() -> None:
+    """Let the process have as many connections as it may: shells and systemd begin with room for 1,024 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> None:
     """Read the settings and serve."""
     settings = from_env(Settings, "GATEWAY_", os.environ)
     configure_logging("gateway", level=settings.log_level, json=settings.log_json)
+    _open_many_files()
     heap.begin()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time, in threads of our own
     uvloop.run(serve(settings))

@@ -1,7 +1,7 @@
 """What a key may be used for, and what it may ask. Pure. A project's scopes bind all its keys."""
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -80,6 +80,11 @@ def check_tier(bounds: Sequence[Scopes], tier: str) -> None:
     """Raise PermissionDenied when a key may not ask for a service tier."""
     if tier != "default" and not all(scopes.tiers is None or tier in scopes.tiers for scopes in bounds):
         raise PermissionDenied(f"This API key may not use the service tier '{tier}'.", param="service_tier")
+
+
+def forwarded(headers: Iterable[tuple[bytes, bytes]], what: bytes = b"x-forwarded-for") -> str:
+    """Return all headers of a name as one: some proxies add a line of their own below the client's."""
+    return ", ".join(value.decode("latin-1") for name, value in headers if name == what)
 
 
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[str]) -> str:

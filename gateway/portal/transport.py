@@ -6,7 +6,7 @@ from typing import Final
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.scopes import client_address, within
+from gateway.scopes import client_address, forwarded, within
 
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
@@ -40,12 +40,12 @@ class Transport:
         """Return whether the browser's connection is encrypted."""
         if scope["scheme"] == "https":
             return True
-        forwarded = _header(scope, b"x-forwarded-proto").rsplit(",", 1)[-1].strip()
-        return forwarded == "https" and within(_peer(scope), self._trusted)
+        proto = forwarded(scope["headers"], b"x-forwarded-proto").rsplit(",", 1)[-1].strip()
+        return proto == "https" and within(_peer(scope), self._trusted)
 
     def address(self, scope: Scope) -> str:
         """Return the address of the browser."""
-        return client_address(_peer(scope), _header(scope, b"x-forwarded-for"), self._trusted)
+        return client_address(_peer(scope), forwarded(scope["headers"]), self._trusted)
 
     def cookies_are_secure(self, scope: Scope) -> bool:
         """Return whether cookies are `Secure`: browsers take such ones over https, and from this machine."""

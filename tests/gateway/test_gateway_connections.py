@@ -108,3 +108,22 @@ async def test_a_client_that_closes_its_half_in_mid_answer_has_left(rig: Rig):
     await eventually(lambda: any(one.ending is not None for one in rig.gateway.table) or not len(rig.gateway.table))
     assert await closed(reader) or reader.at_eof()
     writer.close()
+
+
+async def test_a_head_without_its_body_leaves_the_connection_as_it_was(rig: Rig):
+    reader, writer = await connected(rig)
+    writer.write(OK.replace(b"GET", b"HEAD"))
+    async with asyncio.timeout(READ_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert b"content-length: 15" in head
+    writer.write(OK)
+    assert (await answer_to(reader))[0] == 200
+    writer.close()
+
+
+async def test_a_key_in_a_trailer_is_no_key(rig: Rig):
+    reader, writer = await connected(rig)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    writer.write(b"0\r\nauthorization: Bearer %b\r\n\r\n" % rig.secret.encode())
+    assert (await answer_to(reader))[0] == 401
+    writer.close()

@@ -28,6 +28,7 @@ from gateway.scopes import (
     check_scopes,
     check_tier,
     client_address,
+    forwarded,
 )
 from gateway.tables import change
 from gateway.tenants import KeyKnown, publish_key_state
@@ -97,7 +98,7 @@ def test_a_network_may_be_of_either_version_and_a_unix_socket_is_in_none():
 
 
 @pytest.mark.parametrize(
-    ("peer", "forwarded", "trusted", "caller"),
+    ("peer", "forwarded_for", "trusted", "caller"),
     [
         ("9.9.9.9", "10.0.0.1", (), "9.9.9.9"),  # nobody's word is taken
         ("10.0.0.1", "1.2.3.4", ("10.0.0.0/8",), "1.2.3.4"),
@@ -106,8 +107,13 @@ def test_a_network_may_be_of_either_version_and_a_unix_socket_is_in_none():
         ("9.9.9.9", "1.2.3.4", ("10.0.0.0/8",), "9.9.9.9"),
     ],
 )
-def test_a_forwarded_address_is_believed_as_far_as_our_proxies_wrote_it(peer, forwarded, trusted, caller):
-    assert client_address(peer, forwarded, trusted) == caller
+def test_a_forwarded_address_is_believed_as_far_as_our_proxies_wrote_it(peer, forwarded_for, trusted, caller):
+    assert client_address(peer, forwarded_for, trusted) == caller
+
+
+def test_a_line_of_the_client_does_not_hide_the_line_of_our_proxy():
+    lines = [(b"x-forwarded-for", b"10.0.0.1"), (b"host", b"x"), (b"x-forwarded-for", b"192.0.2.7")]
+    assert client_address("10.9.9.9", forwarded(lines), ("10.0.0.0/8",)) == "192.0.2.7"
 
 
 async def test_a_key_outside_its_scopes_is_refused_by_name(rig: Rig):
