@@ -51,6 +51,12 @@ async def told(rig: Rig, condition) -> None:
             await asyncio.sleep(0.02)
 
 
+def arrivals(autoscaler):
+    """Return how many a term and those before it have counted."""
+    counted = autoscaler.handover().arrivals
+    return sum(counted.bins) + counted.open
+
+
 async def test_a_pool_goes_from_zero_to_one_to_the_pair_and_back(rig: Rig, tmp_path):
     fleet, instruments = RigFleet(rig), Instruments()
     gateway = await rig.gateway()
@@ -186,12 +192,13 @@ async def test_who_leads_next_keeps_what_was_started_and_knows_what_was_learned(
     async with asyncio.timeout(10):
         while not (raw := await rig.redis.get(keys.learned(POOL))) or not decode_legacy(raw).scaling.foresight.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    before = pool.term.helm.autoscaler.handover()
+    assert arrivals(pool.term.helm.autoscaler) == 1
     await rig.kill(pool)
+    waited = [await gateway.submit(max_tokens=4) for _ in range(3)]
     later = await leading(rig, PAIR, fleet)
     autoscaler = later.term.helm.autoscaler
-    arrivals = autoscaler.handover().arrivals
-    assert sum(arrivals.bins) + arrivals.open == sum(before.arrivals.bins) + before.arrivals.open == 1
+    await eventually(lambda: arrivals(autoscaler) == 4, "each is counted once")
+    await eventually(lambda: all(r.reason() is FinishReason.LENGTH for r in waited), "answered")
     assert 0.9 < autoscaler.handover().foresight.ended <= 1
     await eventually(lambda: autoscaler.serving and len(autoscaler.crew.instances) == 3, "found")
     assert autoscaler._boot_s < 10
