@@ -233,6 +233,8 @@ class Attempts:
         assert part.reason is not None
         if part.phase is Phase.UNIFIED and part.counts is not None and part.sample == request.samples[0]:
             self._retries.computed(request, part.counts)
+        if part.phase is Phase.PREFILL and part.reason.complete:
+            self._handed_over(request, part)
         if request.terminal:
             return
         if part.phase is Phase.PREFILL:
@@ -248,8 +250,6 @@ class Attempts:
                 self._dispatcher.prompt_stored(request)
             elif all(p.ended for p in request.side(Phase.PREFILL)):
                 self._hand_offs.stop(request)
-            if request.hand_off_now is HandOff.DIRECT and part.stages.transfer_ms:
-                self._handed_over(request, part)
         elif request.decode_ended:
             pass
         elif request.hand_off_now is HandOff.STORE:
@@ -264,6 +264,9 @@ class Attempts:
         # ABORTED, READER_LOST, DEADLINE: the decode side ends for the same cause and says so.
 
     def _handed_over(self, request: Request, part: Part) -> None:
+        """Count the time of a hand-off for its link. A short answer may be over before its prompt is."""
+        if request.hand_off_now is not HandOff.DIRECT or not part.stages.transfer_ms:
+            return
         expected_ms = self._latency().transfer.ms(request.input_tokens)
         for decode in request.streaming_parts:
             if decode.sample == part.sample:
