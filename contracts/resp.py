@@ -28,6 +28,7 @@ ScriptCall = tuple[Sequence[str], Sequence[Argument]]
 """Keys and arguments of one call of a script."""
 
 _CONNECT_TIMEOUT_S = 2.0
+_SECOND_LOOK_S = 0.1
 _UNWILLING = frozenset(
     ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN")
 )
@@ -92,6 +93,7 @@ class _Protocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reader = hiredis.Reader(replyError=_error)
         self._waiting: deque[_Asked] = deque()
+        self._doubted: _Asked | None = None  # has waited for too long by the clock
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.lost = False
@@ -160,11 +162,19 @@ class _Protocol(asyncio.Protocol):
                 self._resting = self._loop.call_later(self._patience_s, self.listen)
 
     def _look(self) -> None:
-        """Give the connection up when the oldest call has waited for too long."""
+        """Give the connection up when the oldest call has waited for too long.
+
+        A process that was itself frozen finds the timer before it has read what came meanwhile, or has sent what it was
+        about to: so the call is looked at twice.
+        """
         self._timer = None
         if not self._waiting or self._timeout_s is None:
             return
-        left_s = self._waiting[0].asked_s + self._timeout_s - self._loop.time()
+        oldest = self._waiting[0]
+        left_s = oldest.asked_s + self._timeout_s - self._loop.time()
+        if left_s <= 0 and self._doubted is not oldest:
+            self._doubted, left_s = oldest, _SECOND_LOOK_S
+            self.listen()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)
             return

@@ -50,6 +50,7 @@ class Models:
         self._workshop = workshop
         self._prompts: dict[str, ChatPrompt] = {}  # by tokenizer folder
         self._unusable: dict[str, str] = {}
+        self.looked = False  # whether every tokenizer that is there was loaded once
         self._draw = random.random
 
     def servable(
@@ -190,6 +191,7 @@ class Models:
                 folder = self.models_dir / name  # an absolute name stays as it is
                 if (folder / "tokenizer.json").is_file():
                     await self._load(name, folder)
+            self.looked = True
             await beat(_LOOK_S)
 
     async def _load(self, name: str, folder: Path) -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import uuid
+from contextlib import suppress
 
 import structlog
 import uvloop
@@ -29,6 +30,8 @@ from observability.telemetry import Telemetry, configure_logging
 log = structlog.get_logger()
 
 _OPEN_FILES = 32_768
+_FIRST_LOOK_S = 1.0  # whatever is away by then, the port opens
+_LOOK_AGAIN_S = 0.01
 _LAST_BYTES_S = 0.5  # for the last frames of broken streams; who has not sent a whole request is not waited for
 
 
@@ -51,6 +54,7 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     log.info("gateway_starting", gateway_id=gateway_id, listen=settings.listen, pid=os.getpid())
     async with gateway.running():
+        await _look_around(gateway)
         serving = loop.create_task(server.serve())
         stopped = loop.create_task(stop.wait())
         await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -65,6 +69,14 @@ async def serve(settings: Settings) -> None:
                 log.info("connections_left")
                 serving.cancel()
     log.info("gateway_stopped", gateway_id=gateway_id)
+
+
+async def _look_around(gateway: Gateway) -> None:
+    """Wait for the first look at prices, workers and tokenizers, a little: else the first requests find none."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_LOOK_S):
+            while not (gateway.prices.database_up and gateway.fleet.redis_up and gateway.models.looked):  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 async def _ended(task: asyncio.Task[None], timeout_s: float) -> bool:

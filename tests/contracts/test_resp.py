@@ -1,6 +1,7 @@
 """The pipelining Redis connection."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,15 @@ async def test_who_rests_hears_of_the_end_of_the_connection(connection: RespConn
         await asyncio.sleep(0)
         await redis.client_kill_filter(_id=number)
         assert isinstance(await blocked, RedisConnectionError)
+
+
+async def test_a_process_that_was_frozen_reads_its_replies_before_it_gives_up(redis_url: str):
+    connection = RespConnection(redis_url, timeout_s=0.2)
+    await connection.call("PING")
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(connection.call("ECHO", "a"))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 - frozen, as by SIGSTOP
+    assert asked.result() == b"a"
+    assert connection.num_opened == 1
+    connection.close()
