@@ -3,7 +3,7 @@
 import asyncio
 
 from msgspec.structs import replace
-from rig import SLOW_DECODE, SLOW_PREFILL, Rig, eventually, state_of
+from rig import SLOW_DECODE, SLOW_PREFILL, Rig, all_ends_heard, eventually, state_of
 from rig_gateway import OWNER, POOL
 
 from contracts import keys
@@ -74,7 +74,7 @@ async def test_a_dead_leaders_running_requests_are_adopted_and_nothing_runs_twic
         await gateway.finish(request)
     await eventually(lambda: len(book) == 0)
     await eventually(lambda: not decode.server.assignments.finals.all())
-    assert all(w.num_requests == 0 for w in second.registry.workers())
+    await all_ends_heard(second)
 
 
 async def test_a_leader_killed_under_load_is_followed_within_two_seconds_and_nothing_is_dispatched_twice(rig: Rig):
