@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     catalog: Path
     models_dir: Path  # one folder per tokenizer, each appearing when it is ready
     journal_dir: Path  # settlements that wait for Redis, kept over a restart
-    listen: str = "127.0.0.1:8080"
+    listen: str = "127.0.0.1:8080"  # [::]:8080 = all addresses, of IPv4 too
     request_timeout_s: PositiveSeconds = 600.0
     otlp_endpoint: str = ""
     """OTLP/gRPC collector, http://host:4317; empty = no traces."""

@@ -1,4 +1,4 @@
-"""A gateway per test."""
+"""A gateway per test, on the event loop of the real process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,9 +6,14 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+import uvloop
 from gateway_rig import Rig, running_rig
 
 from contracts.catalog import Catalog
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session", autouse=True)

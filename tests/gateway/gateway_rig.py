@@ -1,6 +1,6 @@
 """A real gateway over HTTP, with peers that a test plays by hand.
 
-The gateway is the whole application behind granian, on the test's loop. `PeerWorker` is a real gRPC server
+The gateway is the whole application behind its HTTP server, on the test's loop. `PeerWorker` is a real gRPC server
 of the worker's protocol that streams what the test says; `PeerScheduler` reads the real inbox and
 writes real notices.
 """
