@@ -28,7 +28,7 @@ ScriptCall = tuple[Sequence[str], Sequence[Argument]]
 """Keys and arguments of one call of a script."""
 
 _CONNECT_TIMEOUT_S = 2.0
-_SECOND_LOOK_S = 0.1
+_SECOND_LOOK_S = 0.25
 _UNWILLING = frozenset(
     ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN")
 )
