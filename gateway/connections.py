@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
             try:
                 await app(scope, receive, send)
             except Exception:
-                if not cycle.disconnected:
+                if not (cycle.disconnected or self.transport.is_closing()):
                     log.exception("request_failed", path=scope["path"])
                 raise
             finally:

@@ -10,6 +10,7 @@ from litestar import Request
 
 from contracts.catalog import NANO_PER_UNIT
 from contracts.errors import BadRequest
+from gateway import bodies
 from gateway.idempotency import SECRET
 from gateway.schemas.decoding import decode_body
 from gateway.scopes import NO_SCOPES, Scopes, WrongNetwork, check_scopes
@@ -25,7 +26,7 @@ _LAST_YEAR: Final = 2200
 
 async def taken(request: AnyRequest, kind: type[T]) -> T:
     """Return what a request brings. Raises BadRequest; `param` names the field."""
-    raw = await request.body() or b"{}"
+    raw = await bodies.read_by(request.body(), timeout_s=bodies.FORM_S) or b"{}"
     found = decode_body(raw, msgspec.json.Decoder(kind))
     if _NUL.search(raw):
         raise BadRequest("A text of the body has the character U+0000, which cannot be kept.")

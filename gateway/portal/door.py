@@ -17,6 +17,7 @@ from litestar.datastructures import Cookie, FormMultiDict
 from redis.exceptions import RedisError
 
 from contracts.errors import DependencyDown, PermissionDenied, ServingError
+from gateway import bodies
 from gateway.portal.people import People, Person, Place
 from gateway.portal.roles import Right, Role, may
 from gateway.portal.sessions import ABSOLUTE_S, OPENID, Session, Sessions
@@ -143,7 +144,7 @@ class Door:
 
     async def form(self, request: AnyRequest, visit: Visit | Session | None = None) -> FormMultiDict:
         """Return the fields of a form of ours, of the visitor or of who is not signed in. Raises ForgedForm."""
-        fields = await request.form()
+        fields = await bodies.read_by(request.form(), timeout_s=bodies.FORM_S)
         self.check_csrf(request, visit, str(fields.get(CSRF_FIELD, "")))
         return fields
 

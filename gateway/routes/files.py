@@ -1,6 +1,5 @@
 """`/v1/files` and `/v1/batches`."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
@@ -10,9 +9,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from contracts.errors import BadRequest, RateLimited, RequestTimeout
+from contracts.errors import BadRequest, RateLimited
 from gateway.batch_runner import BatchRunner
 from gateway.batches import Batches
+from gateway.bodies import read_by
 from gateway.files import KEPT, Files, check_purpose
 from gateway.guard import Guard
 from gateway.openapi import form_operation, json_operation
@@ -56,11 +56,7 @@ def file_routes(guard: Guard, files: Files, *, max_file_bytes: int) -> list[HTTP
     async def create_file(request: Http) -> FileView:
         """Store a JSONL file of requests for a batch."""
         key = await guard.key_of(request)
-        try:
-            async with asyncio.timeout(UPLOAD_S):
-                form = await request.form()
-        except TimeoutError:
-            raise RequestTimeout(f"The file was not whole within {UPLOAD_S:g} s.") from None
+        form = await read_by(request.form(), timeout_s=UPLOAD_S)
         upload = form.get("file")
         if not isinstance(upload, UploadFile):
             raise BadRequest("Send the file as multipart form data, in the field 'file'.", param="file")

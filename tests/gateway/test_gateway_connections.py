@@ -2,9 +2,14 @@
 
 import asyncio
 
+import pytest
 from gateway_rig import HELLO, Rig, eventually
+from litestar import Request
+from litestar.testing import RequestFactory
 
+from contracts.errors import BadRequest
 from contracts.lifecycle import Phase
+from gateway import bodies
 
 OK = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 READ_S = 10
@@ -127,3 +132,25 @@ async def test_a_key_in_a_trailer_is_no_key(rig: Rig):
     writer.write(b"0\r\nauthorization: Bearer %b\r\n\r\n" % rig.secret.encode())
     assert (await answer_to(reader))[0] == 401
     writer.close()
+
+
+FORM = (
+    b"POST /portal/login HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/x-www-form-urlencoded\r\ncontent-length: 9\r\n\r\na"
+)
+
+
+async def test_a_form_that_is_never_whole_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bodies, "FORM_S", 0.1)
+    reader, writer = await connected(rig)
+    writer.write(FORM)
+    assert (await answer_to(reader))[0] == 408
+    writer.close()
+
+
+async def test_a_client_that_leaves_in_the_midst_of_a_form_is_no_fault_of_ours():
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(BadRequest):
+        await bodies.read_by(Request(RequestFactory().get("/").scope, receive).body(), timeout_s=READ_S)

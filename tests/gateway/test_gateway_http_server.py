@@ -48,8 +48,8 @@ class Application:
                     body += message["body"]
                     if not message["more_body"]:
                         break
-                headers = sorted(name.decode() for name, _ in scope["headers"])
-                await _answer(send, json.dumps({"body": body.decode(), "headers": headers}).encode())
+                headers = sorted(name.decode("latin-1") for name, _ in scope["headers"])
+                await _answer(send, json.dumps({"body": body.decode("latin-1"), "headers": headers}).encode())
 
     async def _stream(self, receive: Any, send: Any) -> None:
         async def leaves() -> None:
