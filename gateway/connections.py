@@ -4,7 +4,9 @@
    a body besides it, as trailers do. Trailers are read and forgotten: who sends one may not be who wrote the headers.
 2. A wish to speak another protocol is ignored. The body of such a request is read as any.
 3. Answers come in the order of requests. What cannot be read ends the connection behind the answers that are due.
-4. An answer that breaks off ends the connection at once, whatever is unsent. A client that leaves is told to all
+4. Who is answered while it still sends its body is read on before the connection is closed: a reset would reach it
+   before the answer.
+5. An answer that breaks off ends the connection at once, whatever is unsent. A client that leaves is told to all
    requests of its connection.
 """
 
@@ -55,6 +57,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._muted = False  # while the parser is told what it knew already
         self._deaf = False
+        self.lingers = False  # the last answer is out, and the body of its request is not
         self._answered: RequestResponseCycle | None = None  # the latest request that was begun to be answered
         self._unsent_bytes = 0
         self._stuck_since_s = self.loop.time()
@@ -129,6 +132,8 @@ class Connection(HttpToolsProtocol):
 
     def _break_off(self, answer: Callable[[], None]) -> None:
         """End the connection, since nothing more can be read of it; say why if that is the next answer due."""
+        if self.transport.is_closing():
+            return
         due, latest = self._answered, self.cycle
         if due is None or due.response_complete or (latest is due and due.more_body and not due.response_started):
             answer()
@@ -151,8 +156,8 @@ class Connection(HttpToolsProtocol):
         """Begin a head."""
         if self._muted:
             return
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests at once")  # what the parser makes of it: see `_break_off`
+        if self.lingers or len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many requests")  # what becomes of it: see `_break_off`
         self._in_head = self._moved = True
         super().on_message_begin()
 
@@ -186,23 +191,27 @@ class Connection(HttpToolsProtocol):
         if not (self._muted or self.parser.should_upgrade()):
             self._moved = True
             super().on_message_complete()
+            if self.lingers and self.cycle.response_complete:
+                self.transport.close()
 
     # -- the application answers --------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """Begin the next request, or wait for its head."""
         self.waits_since_s = self.loop.time()
+        if self.lingers and not self.cycle.more_body:
+            self.transport.close()
         super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self.waits_since_s = _NEVER
         self._answered = cycle
         if self._refuses and cycle.scope["path"] != _ALWAYS_ANSWERED:
-            app = _refuse
+            app, cycle.keep_alive = _refuse, False
 
         async def run(scope: Any, receive: Any, send: Any) -> None:
-            if cycle.waiting_for_100_continue or scope["http_version"] == "1.0":
-                send = _careful(cycle, send)
+            if cycle.waiting_for_100_continue or not cycle.keep_alive:
+                send = _careful(self, cycle, send)
             try:
                 await app(scope, receive, send)
             except Exception:
@@ -217,24 +226,30 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, run)
 
 
-def _careful(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return `send` for a client of HTTP/1.0, which knows no chunks, or one that waits for leave to send its body.
+def _careful(connection: Connection, cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return `send` for a request that is the connection's last, or may become it.
 
-    A client that is answered without that leave may send its body or its next request: nobody can tell which.
+    A client of HTTP/1.0 knows no chunks. One that is answered without the leave that it waits for may send its body or
+    its next request: nobody can tell which.
     """
     until_closed = False
 
     async def careful(message: Any) -> None:
         nonlocal until_closed
-        if message["type"] == "http.response.start":
-            cycle.keep_alive = cycle.keep_alive and not cycle.waiting_for_100_continue
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            if cycle.scope["http_version"] == "1.0" and b"content-length" not in names:
-                until_closed = True
-                cycle.chunked_encoding = False
-        elif until_closed:
-            cycle.expected_content_length = len(message.get("body", b""))
+        if message["type"] != "http.response.start":
+            if until_closed:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+            return
+        unasked = cycle.waiting_for_100_continue
+        cycle.keep_alive = cycle.keep_alive and not unasked
+        names = {name.lower() for name, _ in message.get("headers", ())}
+        if cycle.scope["http_version"] == "1.0" and b"content-length" not in names:
+            until_closed = True
+            cycle.chunked_encoding = False
         await send(message)
+        if cycle.more_body and not (cycle.keep_alive or unasked):
+            connection.lingers = cycle.keep_alive = True
 
     return careful
 
@@ -246,7 +261,6 @@ async def _refuse(_scope: Any, _receive: Any, send: Send) -> None:
         **error_headers(error),
         "content-type": "application/json",
         "content-length": str(len(body)),
-        "connection": "close",
     }
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.http_status, "headers": encoded})

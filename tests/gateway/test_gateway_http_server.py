@@ -234,6 +234,25 @@ async def test_a_client_that_was_not_told_to_send_its_body_loses_the_connection(
     assert b"connection: close" in answer
     told = await served.told(head.replace(b"/refused", b"/echo") + GET + BYE)
     assert statuses(told) == [100, 200, 200]
+    assert told.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_who_is_refused_in_the_midst_of_a_long_body_is_told_so(served: Served, version: bytes):
+    reader, writer = await served.connect()
+    size = 4 * 2**20
+    writer.write(b"POST /refused HTTP/" + version + b"\r\nhost: x\r\nconnection: close\r\n")
+    writer.write(b"content-length: %d\r\n\r\nx" % size)
+    await eventually(lambda: served.app.num_begun == 1)
+    for _ in range(4):
+        writer.write(b"x" * (size // 4))
+        await writer.drain()
+    async with asyncio.timeout(READ_S):
+        answer = await reader.read()
+    assert statuses(answer) == [401]
+    assert answer.count(b"connection: close") == 1
+    writer.close()
+    assert served.app.num_begun == 1
 
 
 async def test_a_slow_reader_gets_all_of_a_long_answer():
