@@ -7,6 +7,7 @@ while the policy was made; those from 100 on were not.
 
 Worker-hours are held against a schedule made with the future known (benches.autoscale_oracle).
 Steady load: the same kinds at one rate; the first half hour, in which the pool finds its size, does not count.
+`--steady` plays nothing else, and puts it in the place of what the results have of it.
 
 It takes long: `--parts FOLDER` keeps what is done, and what is there is not run again; `--minutes` begins nothing new
 after so long. Once all parts are there the results are printed, and written to `benches/results/autoscale.json`.
@@ -25,7 +26,7 @@ import msgspec
 
 from benches.autoscale_days import KINDS, MODELS, Kind, Model, day
 from benches.autoscale_oracle import Best, hours_with_every_slot_served, is_whole, one_more, play_schedule, schedule_of
-from benches.autoscale_report import RESULTS, figures_of, table_of_days
+from benches.autoscale_report import RESULTS, figures_of, read, table_of_days, table_of_steady_load
 from benches.autoscale_surplus import REASONS, Slot, Watched, rounded, surplus_of, table_of_hours, table_of_surplus
 from scheduler.policy.headcount import Bounds, Ground, ScaleLimits
 from scheduler.policy.queueing import Split
@@ -40,7 +41,8 @@ from scheduler.simulator.simulation import Simulation
 BOOT_S = 60.0
 MOST = 40
 SEEDS = (101, 7, 102)
-STEADY_S = 2 * 3600.0
+STEADY_S = 4 * 3600.0
+STEADY_RUNS = [(kind, seed) for seed in (11, 12) for kind in KINDS]
 SETTLING_S = 1800.0
 FIRST = Split(prefill=2, decode=2)
 """What a day begins with."""
@@ -99,18 +101,26 @@ def oracle_table(name: str, folder: Path, until_s: float) -> list[Best] | None:
     return found
 
 
-def steady_load(name: str) -> dict[str, Any]:
-    """Return what happens under one rate."""
+def steady_load(name: str, seed: int) -> Course:
+    """Play one rate."""
     kind = KINDS[name]
-    arrivals = poisson(kind.workload(kind.steady_rps), duration_s=STEADY_S, seed=11)
-    course = autoscaled(kind, arrivals, FIRST, ScaleLimits())
-    late = [event for event in course.events if event[0] > SETTLING_S]
+    return autoscaled(
+        kind, poisson(kind.workload(kind.steady_rps), duration_s=STEADY_S, seed=seed), FIRST, ScaleLimits()
+    )
+
+
+def steady_row(name: str, courses: Sequence[Course]) -> dict[str, Any]:
+    """Return what happened under one rate, all seeds together."""
+    events = [event for course in courses for event in course.events if event[0] <= STEADY_S]
+    late = [event for event in events if event[0] > SETTLING_S]
     return {
-        "rate_rps": kind.steady_rps,
-        "attainment": round(course.result.attainment_total, 4),
-        "events_while_settling": len(course.events) - len(late),
+        "rate_rps": KINDS[name].steady_rps,
+        "attainment": round(sum(course.result.attainment_total for course in courses) / len(courses), 4),
+        "runs": len(courses),
+        "events_while_settling": len(events) - len(late),
         "events": len(late),
         "hours": STEADY_S / 3600,
+        "worker_hours": round(sum(course.hours for course in courses), 2),
     }
 
 
@@ -169,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--day-hours", type=float, default=6.0, help="simulated length of the day")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--steady", action="store_true", help="play steady load alone")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--events", action="store_true", help="print every event")
     parser.add_argument("--parts", type=Path, default=Path("/tmp/pdgate-autoscale"), help="folder of parts")
@@ -178,22 +189,25 @@ def main() -> None:
     began_s, day_s = time.monotonic(), asked.day_hours * 3600
     with ProcessPoolExecutor(asked.jobs) as pool:
         parts = Parts(asked.parts, pool, began_s + asked.minutes * 60)
+        for kind, seed in STEADY_RUNS:
+            parts.ask(_steady_name(kind, seed), steady_load, kind, seed)
+        if asked.steady:
+            _renew_steady(parts)
+            return
         for kind in KINDS:
             parts.ask(f"oracle-{kind}", oracle_table, kind, asked.parts, began_s + asked.minutes * 60)
         runs = [(model, seed) for seed in asked.seeds for model in MODELS]
         for model, seed in runs:
             parts.ask(_day_name(model, day_s, seed), one_day, model, day_s, seed)
-        for kind in KINDS:
-            parts.ask(f"steady-{kind}", steady_load, kind)
         tables = {kind: parts.get(f"oracle-{kind}", list[Best]) for kind in KINDS}
         for model in MODELS:
             if (table := tables[model.kind]) is not None:
                 parts.ask(_played_name(model, day_s, asked.seeds[-1]), played, model, table, day_s, asked.seeds[-1])
         courses = {(m.name, seed): parts.get(_day_name(m, day_s, seed), Course) for m, seed in runs}
-        steady = {kind: parts.get(f"steady-{kind}", dict[str, Any]) for kind in KINDS}
+        steady = _steady_rows(parts)
         shares = {m.name: parts.get(_played_name(m, day_s, asked.seeds[-1]), float) for m in MODELS}
     print(f"{time.monotonic() - began_s:.0f} s")
-    if None in [*courses.values(), *steady.values()]:
+    if steady is None or None in courses.values():
         print("parts are missing: run it again")
         return
     rows = [_row(model, seed, courses, tables, day_s, print_events=asked.events) for model, seed in runs]
@@ -209,10 +223,33 @@ def main() -> None:
     print(table_of_days(figures))
     print(table_of_surplus(figures["surplus"]))
     print(table_of_hours(_by_hour(courses, tables, day_s)))
-    print("steady:", steady)
+    print(table_of_steady_load(figures))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
     print(f"written to {RESULTS.name}")
+
+
+def _renew_steady(parts: Parts) -> None:
+    steady = _steady_rows(parts)
+    if steady is None:
+        print("parts are missing: run it again")
+        return
+    figures = {**read(), "steady": steady}
+    print(table_of_steady_load(figures))
+    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _steady_rows(parts: Parts) -> dict[str, Any] | None:
+    """Return what happened under steady load, by kind; None while a part is missing."""
+    courses = {run: parts.get(_steady_name(*run), Course) for run in STEADY_RUNS}
+    done = {run: course for run, course in courses.items() if course is not None}
+    if len(done) < len(courses):
+        return None
+    return {name: steady_row(name, [course for (kind, _), course in done.items() if kind == name]) for name in KINDS}
+
+
+def _steady_name(kind: str, seed: int) -> str:
+    return f"steady-{kind}-{STEADY_S:.0f}-{seed}"
 
 
 def _day_name(model: Model, day_s: float, seed: int) -> str:

@@ -77,7 +77,8 @@ def table_of_steady_load(figures: Mapping[str, Any]) -> str:
     for name, steady in figures["steady"].items():
         lines.append(
             f"| {name} | {steady['rate_rps']:g} | {100 * steady['attainment']:.1f} %"
-            f" | {steady['events']} in {steady['hours'] - 0.5:g} h, {steady['events_while_settling']} before |"
+            f" | {steady['events']} in {steady['runs']} times {steady['hours'] - 0.5:g} h,"
+            f" {steady['events_while_settling']} before |"
         )
     return "\n".join(lines)
 
