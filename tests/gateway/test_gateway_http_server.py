@@ -95,8 +95,8 @@ class Served(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving(host: str = "127.0.0.1", **changes: Any) -> AsyncIterator[Served]:
-    app, port = Application(), free_port()
+async def serving(host: str = "127.0.0.1", *, port: int = 0, **changes: Any) -> AsyncIterator[Served]:
+    app, port = Application(), port or free_port()
     server = HttpServer(app, (host, port), **{"head_timeout_s": 30.0, **changes})
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(server.serve())
@@ -294,6 +294,23 @@ async def test_there_is_a_most_of_connections_and_who_comes_next_is_told():
             writer.close()
         await eventually(lambda: not served.server.num_connections)
         assert statuses(await served.told(BYE)) == [200]
+
+
+async def test_the_port_of_one_that_drains_is_its_successors(served: Served):
+    idle, stream = await served.connect(), await served.connect()
+    stream[1].write(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    async with asyncio.timeout(READ_S):
+        await stream[0].readuntil(b"piece")
+        served.server.stop()
+        assert await idle[0].read() == b"", "who waits for nothing is let go"
+    async with serving(port=served.port) as successor:
+        assert [statuses(await successor.told(BYE)) for _ in range(20)] == [[200]] * 20
+        assert (served.app.num_begun, successor.app.num_begun) == (1, 20)
+        async with asyncio.timeout(READ_S):
+            await stream[0].readuntil(b"piece")
+    for _, writer in (idle, stream):
+        writer.close()
+    await eventually(lambda: served.app.num_left == 1)
 
 
 async def test_all_addresses_are_those_of_both_kinds():
