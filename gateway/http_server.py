@@ -152,4 +152,4 @@ def _most_connections() -> int:
     max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if max_files == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
-    return max(1, min(_MAX_CONNECTIONS, max_files - _OTHER_FILES))
+    return min(_MAX_CONNECTIONS, max(max_files // 4, max_files - _OTHER_FILES))
