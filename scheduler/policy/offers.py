@@ -8,6 +8,7 @@ import msgspec
 from contracts.lifecycle import Role
 from scheduler.policy.demand import Demand
 from scheduler.policy.queueing import Corrections, Fleet, Prediction, Split
+from scheduler.policy.reserve import reserve
 from scheduler.policy.sight import Donor, RatioLimits, RatioState, Sight
 from scheduler.policy.ways import Way, Weighted, ways
 
@@ -38,6 +39,10 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True):
     """With the highest balance; None when no move gains anything."""
     floored: bool
     """A move that a floor forbids would gain."""
+    reserve: Way | None = None
+    """Where no move gains enough: the one that makes room for more load than there is."""
+    reserve_gain: float = 0.0
+    """Its relative gain in goodput under that load."""
 
 
 def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits: RatioLimits, now_s: float) -> Offers:
@@ -54,10 +59,16 @@ def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits
     lasts_s = hold_s + behind * (limits.hold_bounds_s[1] - hold_s)
     now, found = ways(sight.split, demands, fleet, corrections, floors(sight.split.total))
     made = list(_made(found, now, sight, fleet, limits, lasts_s))
+    best = max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None)
+    room, room_gain = None, 0.0
+    if not behind and (best is None or best.gain <= limits.min_gain):
+        room, room_gain = reserve(sight.split, demand, fleet, corrections, found, now, limits)
     return Offers(
         now=now,
-        best=max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None),
-        floored=any(_gain(way, now) > limits.min_gain for way in found if not way.legal),
+        best=best,
+        reserve=room,
+        reserve_gain=room_gain,
+        floored=any(way.gain_over(now) > limits.min_gain for way in found if not way.legal),
     )
 
 
@@ -65,7 +76,7 @@ def _made(
     found: Sequence[Way], now: Prediction, sight: Sight, fleet: Fleet, limits: RatioLimits, hold_s: float
 ) -> Iterator[Offer]:
     for way in found:
-        gain = _gain(way, now)
+        gain = way.gain_over(now)
         donor = cheapest_donor(way.from_role, sight.donors)
         if not way.legal or gain <= 0 or donor is None or (way.last_unified and gain <= limits.last_unified_gain):
             continue
@@ -80,13 +91,6 @@ def _made(
             won=(way.goodput_rps - now.goodput_rps) * useful_s,
             lost=per_worker_rps * (flip_s + _warm_s(donor, fleet)) * (1 + limits.price_margin) * way.steps,
         )
-
-
-def _gain(way: Way, now: Prediction) -> float:
-    """Return the relative gain in goodput; 1.0 when there is none now."""
-    if now.goodput_rps <= 0:
-        return 1.0 if way.goodput_rps > 0 else 0.0
-    return way.goodput_rps / now.goodput_rps - 1
 
 
 def cheapest_donor(role: Role, donors: Sequence[Donor]) -> Donor | None:

@@ -31,6 +31,7 @@ class Why(enum.StrEnum):
     """The reason of a tick's decision. A metric label and a log field."""
 
     GAIN = "gain"
+    RESERVE = "reserve"  # nothing gains, and there would be the most room for more load
     POOL_EMPTY = "pool_empty"
     PINNED = "pinned"
     NO_DATA = "no_data"  # nothing measured, or too few arrivals to tell
@@ -61,7 +62,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     target: Split
     """Where the best direction leads, several moves ahead."""
     gain: float
-    """Relative gain in goodput at the target."""
+    """Relative gain in goodput at the target; of a move for room, under the load that it is for."""
     now: Prediction | None = None
 
 
@@ -86,7 +87,7 @@ def decide(
         )
     state = _with_favour(state, verdict)
     ticks = _ticks_needed(state, verdict, sight, limits, now_s)
-    if verdict.why is Why.GAIN and state.favoured_ticks < ticks:
+    if verdict.why in (Why.GAIN, Why.RESERVE) and state.favoured_ticks < ticks:
         verdict = msgspec.structs.replace(verdict, why=Why.UNCONFIRMED)
     way, now = verdict.way, verdict.now
     move = _move(way, sight) if way is not None and verdict.why in _MOVING_WHYS else None
@@ -123,13 +124,15 @@ def _ticks_needed(state: RatioState, verdict: "_Verdict", sight: Sight, limits: 
 
     A change of demand just seen is confirmation enough. So is a clear measurement before the first move of all, if it
     is one to prefill: nobody has chosen the split knowing the traffic, and the work of prompts is known as they
-    arrive; how long answers get is not.
+    arrive; how long answers get is not. A move for room has time, but for the first one of that kind.
     """
+    to_prefill = verdict.way is not None and verdict.way.to_role is Role.PREFILL
+    first = to_prefill and state.last_move_s is None and _error(sight.demand) <= limits.sure_error
+    if verdict.for_reserve:
+        return limits.confirm_ticks if first else limits.patient_ticks
     if verdict.gain < limits.clear_gain:
         return limits.patient_ticks
     changed = bool(sight.alarms_s) and now_s - sight.alarms_s[-1] <= 2 * limits.detect_s
-    to_prefill = verdict.way is not None and verdict.way.to_role is Role.PREFILL
-    first = to_prefill and state.last_move_s is None and _error(sight.demand) <= limits.sure_error
     return 1 if changed or first else limits.confirm_ticks
 
 
@@ -141,7 +144,7 @@ def _error(demand: Demand | None) -> float:
 
 
 _PAIR = 2
-_MOVING_WHYS = frozenset({Why.GAIN, Why.POOL_EMPTY, Why.PINNED})
+_MOVING_WHYS = frozenset({Why.GAIN, Why.RESERVE, Why.POOL_EMPTY, Why.PINNED})
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -149,6 +152,7 @@ class _Verdict(msgspec.Struct, frozen=True):
     way: Way | None = None
     now: Prediction | None = None
     gain: float = 0.0
+    for_reserve: bool = False
 
 
 def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, now_s: float) -> _Verdict:
@@ -162,6 +166,10 @@ def _best(state: RatioState, sight: Sight, fleet: Fleet, limits: RatioLimits, no
         return _Verdict(Why.NO_DATA)
     table = offers(state, sight, demand, fleet, limits, now_s)
     offer = table.best
+    if table.reserve is not None:
+        cooling = _cooldown_left_s(state, sight, limits, table.reserve, 0.0, now_s) > 0
+        why = Why.COOLING_DOWN if cooling else Why.RESERVE
+        return _Verdict(why, table.reserve, table.now, table.reserve_gain, for_reserve=True)
     if offer is None:
         return _Verdict(Why.AT_FLOOR if table.floored else Why.BALANCED, now=table.now)
     if offer.gain <= limits.min_gain:
@@ -255,10 +263,13 @@ def _with_favour(state: RatioState, verdict: _Verdict) -> RatioState:
     """Count the ticks in a row that favour one direction enough to move; a move under way does not break the row."""
     if verdict.why is Why.MOVING:
         return state
-    way = verdict.way if verdict.why in (Why.GAIN, Why.COOLING_DOWN) else None
+    way = verdict.way if verdict.why in (Why.GAIN, Why.RESERVE, Why.COOLING_DOWN) else None
     favoured = (way.from_role, way.to_role) if way is not None else None
-    ticks = state.favoured_ticks + 1 if favoured is not None and favoured == state.favoured else int(way is not None)
-    return msgspec.structs.replace(state, favoured=favoured, favoured_ticks=ticks)
+    same = favoured == state.favoured and verdict.for_reserve == state.favoured_for_reserve
+    ticks = state.favoured_ticks + 1 if favoured is not None and same else int(way is not None)
+    return msgspec.structs.replace(
+        state, favoured=favoured, favoured_ticks=ticks, favoured_for_reserve=verdict.for_reserve
+    )
 
 
 def _move(way: Way, sight: Sight) -> Move | None:

@@ -40,6 +40,10 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Relative gain that needs only `confirm_ticks`; a smaller one needs `patient_ticks`."""
     last_unified_gain: float = 0.03
     """Relative gain for which the last unified worker may go: the pairs back each other up, if less simply."""
+    reserve_load: float = 1.5
+    """Where no split gains: the load, over the present one, for which room is kept."""
+    reserve_gain: float = 0.05
+    """Relative gain in goodput under that load for which a worker moves that is not needed where it is."""
     sure_gain: float = 0.05
     """Relative gain from which a move in the same direction as the last need not wait for the cooldown."""
     price_margin: float = 0.3
@@ -107,6 +111,8 @@ class RatioState(msgspec.Struct, frozen=True, kw_only=True):
     """The last move was one towards a pool without pairs."""
     favoured: tuple[Role, Role] | None = None
     favoured_ticks: int = 0
+    favoured_for_reserve: bool = False
+    """The ticks ask for room, not for goodput."""
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):

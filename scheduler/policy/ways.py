@@ -43,6 +43,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         """Whether no pair is left at the target."""
         return not self.target.prefill and not self.target.decode
 
+    def gain_over(self, now: Prediction) -> float:
+        """Return the relative gain in goodput at the target; 1.0 when there is none now."""
+        if now.goodput_rps <= 0:
+            return 1.0 if self.goodput_rps > 0 else 0.0
+        return self.goodput_rps / now.goodput_rps - 1
+
 
 def moved(split: Split, from_role: Role, to_role: Role) -> Split:
     """Return the split after one worker has moved."""
