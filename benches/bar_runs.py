@@ -27,6 +27,7 @@ _CONTROLLER = {
     "ratio.py",
     "ways.py",
     "offers.py",
+    "reserve.py",
     "sight.py",
     "demand.py",
     "queueing.py",

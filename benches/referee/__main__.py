@@ -4,7 +4,8 @@ NVIDIA Dynamo's mocker replays the loads of the bars. Our policy, as production 
 policy through a thin adapter; then Dynamo's own planner in each of a stated grid of settings, every static split near
 the best, and always-unified. The planner of ai-dynamo 1.6.1 asks for a package that PyPI has as a stub only, so
 everything is played in 1.4.2, too, whose planner runs. Every run is kept in `--kept` and not played again until what it
-depends on changes, so an interrupted command goes on where it was.
+depends on changes, so an interrupted command goes on where it was. `--ours` plays our policy only and keeps the results
+of the others.
 """
 
 import argparse
@@ -78,8 +79,8 @@ class Bench:
         self._policy = _fingerprint()
         kept.mkdir(parents=True, exist_ok=True)
 
-    def measure(self, name: str, load: Load, seed: int) -> Measured:
-        """Play one load under every policy."""
+    def measure(self, name: str, load: Load, seed: int, before: Measured | None = None) -> Measured:
+        """Play one load under every policy; given what was found `before`, under ours only."""
         arrivals = [arrival for arrival in load(seed) if arrival.at_s < LOADS[name]]
         trace = self._folder / f"{name}-{seed}.jsonl"
         start_s = arrivals[0].at_s
@@ -104,6 +105,8 @@ class Bench:
 
         middle = WORKERS // 2
         ratio = play(Kind.RATIO, "ours", prefill=middle, decode=WORKERS - middle)
+        if before is not None:
+            return msgspec.structs.replace(before, ratio=ratio)
         planners = {}
         for setting, settings in GRID.items() if RELEASES[self._release] == WITH_PLANNER else ():
             planners[setting] = play(
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--release", choices=list(RELEASES), help="only this release of ai-dynamo")
     parser.add_argument("--seeds", type=int, default=1, help="seeds per load (default 1), from 100 on")
     parser.add_argument("--development", action="store_true", help="seeds from 1 on; nothing is written")
+    parser.add_argument("--ours", action="store_true", help="our policy only, beside the others' results")
     parser.add_argument("--kept", type=Path, default=KEPT, help="directory of finished runs")
     parser.add_argument("--budget", type=float, default=840.0, help="begin no load after so many seconds")
     options = parser.parse_args()
@@ -203,7 +207,9 @@ def main() -> None:
                     if time.monotonic() > ends_s:
                         console.print(f"stopped before {release} {row.name} {seed}: run the same command again")
                         sys.exit(1)
-                    found = _with(found, bench.measure(row.name, row.load, seed))
+                    named = (release, row.name, seed)
+                    known = {(m.release, m.load, m.seed): m for m in found.rows} if options.ours else {}
+                    found = _with(found, bench.measure(row.name, row.load, seed, known.get(named)))
                     if not options.development:
                         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
             bench.end()
