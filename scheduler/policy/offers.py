@@ -62,7 +62,7 @@ def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits
     best = max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None)
     room, room_gain = None, 0.0
     if not behind and (best is None or best.gain <= limits.min_gain):
-        room, room_gain = reserve(sight.split, demand, fleet, corrections, found, now, limits)
+        room, room_gain = reserve(sight, demand, fleet, corrections, found, now, limits)
     return Offers(
         now=now,
         best=best,

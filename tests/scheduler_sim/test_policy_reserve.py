@@ -116,6 +116,13 @@ def test_demands_that_change_faster_than_workers_move_leave_room_alone():
     assert offers(RatioState(), seen, BUSY, FLEET, DIRECT, 500.0).reserve is None
 
 
+def test_no_room_is_made_at_the_cost_of_a_demand_that_was_seen_lately():
+    answers = demand_of(rate=20.0, prompt=500, output=1800)  # wants the decode workers that BUSY leaves idle
+    for past, moves in ((answers, False), (QUIET, True)):
+        seen = sight_of(MIDDLE, BUSY, past=(past,), alarms_s=(100.0,))
+        assert (offers(RatioState(), seen, BUSY, FLEET, DIRECT, 500.0).reserve is not None) is moves
+
+
 def test_ticks_that_ask_for_room_do_not_confirm_a_gain():
     room = RatioState(favoured=(Role.DECODE, Role.PREFILL), favoured_ticks=30, favoured_for_reserve=True)
     more = msgspec.structs.replace(BUSY, rate_rps=1.5 * BUSY.rate_rps, span_s=2.0)
