@@ -22,4 +22,4 @@ def test_steps_count_once_the_pool_has_found_its_size_and_until_load_ends():
 
 def test_each_kind_is_played_under_each_seed():
     assert len({kind for kind, _ in STEADY_RUNS}) == 3
-    assert len(STEADY_RUNS) == len(set(STEADY_RUNS)) == 6
+    assert len(STEADY_RUNS) == len(set(STEADY_RUNS)) == 9
