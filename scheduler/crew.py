@@ -55,6 +55,8 @@ class Crew:
         self._instances: dict[str, Instance] = {}
         self._registered_ms: dict[str, float] = {}
         self._booting: set[str] = set()
+        self._unread: set[str] = set()  # asked for since the fleet was last asked who is there
+        self._ready_ms: dict[str, float] = {}  # those whose start is over, of those that are booting
         self._leaving: dict[str, tuple[float, float]] = {}  # when asked, until when
         self._for_good: set[str] = set()  # of those who leave: they are not called back
         self._placing_since_s: dict[str, float] = {}
@@ -80,6 +82,8 @@ class Crew:
         for gone in self._leaving.keys() - found.keys():
             del self._leaving[gone]
         self._booting &= found.keys()
+        self._unread.clear()
+        self._ready_ms = {i: at_ms for i, at_ms in self._ready_ms.items() if i in self._booting}
         self._for_good &= self._leaving.keys()
         now_s = self._now_s()
         placing = {i: self._placing_since_s.get(i, now_s) for i, one in found.items() if not _is_placed(one)}
@@ -263,8 +267,11 @@ class Crew:
             registered_ms = self._registered_ms.setdefault(worker_id, now_ms)
             if not worker.ready:
                 continue
+            ready_ms = self._ready_ms.setdefault(worker_id, now_ms)
+            if worker_id in self._unread:  # it was quicker than we: the fleet has not said yet since when it runs
+                continue
             self._booting.discard(worker_id)
-            del self._registered_ms[worker_id]
+            del self._registered_ms[worker_id], self._ready_ms[worker_id]
             if instance is not None and instance.running_unix_ms is not None and instance.restarts == 0:
                 ended.append(
                     Boot(
@@ -272,7 +279,7 @@ class Crew:
                         asked_unix_ms=instance.asked_unix_ms,
                         running_unix_ms=instance.running_unix_ms,
                         registered_unix_ms=max(registered_ms, instance.running_unix_ms),
-                        ready_unix_ms=now_ms,
+                        ready_unix_ms=max(ready_ms, registered_ms, instance.running_unix_ms),
                     )
                 )
         return ended
@@ -291,6 +298,7 @@ class Crew:
         spec = WorkerSpec(worker_id=worker_id, pool=self._pool, role=role, zone=zone, spot=spot)
         self._instances[worker_id] = await self._fleet.start(spec)
         self._booting.add(worker_id)
+        self._unread.add(worker_id)
         return worker_id
 
     def wake(self, worker_id: str) -> None:

@@ -14,10 +14,13 @@ from scheduler.fleet.protocol import Capacity, Instance, InstanceState, NoRoom, 
 class RigFleet:
     """Starts and stops workers of a rig, in one room or in zones of as much room each.
 
-    `facts` is what workers that are started from now on are given; it may be changed.
+    `facts` is what workers that are started from now on are given; it may be changed. `tells_late`: that one runs is
+    not in the answer to its start, as with fleets that place first.
     """
 
-    def __init__(self, rig: Rig, *, room: int = 3, zones: tuple[str, ...] = ("",), **facts) -> None:
+    def __init__(
+        self, rig: Rig, *, room: int = 3, zones: tuple[str, ...] = ("",), tells_late: bool = False, **facts
+    ) -> None:
         self.started: list[WorkerSpec] = []
         self.stopped: list[str] = []
         self.may_boot = asyncio.Event()
@@ -27,7 +30,7 @@ class RigFleet:
         """Workers that were there at once."""
         self.lost_zones: set[str] = set()
         self.workers = {}
-        self._rig, self._room, self._zones = rig, room, zones
+        self._rig, self._room, self._zones, self._tells_late = rig, room, zones, tells_late
         self._instances: dict[str, Instance] = {}
         self._boots: list[asyncio.Task] = []
         rig._stack.push_async_callback(self._end)
@@ -46,6 +49,8 @@ class RigFleet:
         )
         self.most = max(self.most, len(self._instances))
         self._boots.append(self._rig._tasks.create_task(self._boot(spec)))
+        if self._tells_late:
+            return msgspec.structs.replace(instance, state=InstanceState.PLACING, running_unix_ms=None)
         return instance
 
     async def _boot(self, spec: WorkerSpec) -> None:

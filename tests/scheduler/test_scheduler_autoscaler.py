@@ -220,3 +220,17 @@ async def test_workers_that_were_started_by_hand_are_counted_and_kept(rig: Rig):
         await eventually(lambda plan=plan: autoscaler.plan is not plan, "another look")
     assert not own.dead
     assert fleet.started == fleet.stopped == []
+
+
+async def test_a_worker_that_serves_before_its_fleet_says_that_it_runs_has_booted_all_the_same(rig: Rig):
+    pool = await rig.leading(rig.scheduler())
+    crew = Crew(POOL, fleet=RigFleet(rig, tells_late=True), registry=pool.registry, drain_s=lambda worker: 0.0)
+    await crew.read()
+    worker_id = await crew.start(Role.UNIFIED, zone="", spot=False)
+    await eventually(lambda: [w.worker_id for w in pool.registry.workers() if w.ready] == [worker_id])
+    assert list(crew.look()) == []
+    assert crew.booting
+    await crew.read()
+    (boot,) = crew.look()
+    assert boot.asked_unix_ms <= boot.running_unix_ms <= boot.registered_unix_ms <= boot.ready_unix_ms
+    assert not crew.booting
