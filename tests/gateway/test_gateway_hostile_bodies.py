@@ -37,9 +37,10 @@ DEEP = b"[" * 100_000
 async def refusing_scheduler(rig: Rig) -> AsyncIterator[list[Any]]:
     """Refuse whatever is admitted; gives what was."""
     admitted: list[Any] = []
+    done = False  # a cancellation that meets the end of a wait is lost, and the loop would go on for good
 
     async def refuse() -> None:
-        while True:
+        while not done:
             try:
                 entry = await rig.scheduler.next(0.2)
             except (TimeoutError, RedisTimeout):
@@ -51,6 +52,7 @@ async def refusing_scheduler(rig: Rig) -> AsyncIterator[list[Any]]:
     async with asyncio.TaskGroup() as tasks:
         refusing = tasks.create_task(refuse())
         yield admitted
+        done = True
         refusing.cancel()
 
 
