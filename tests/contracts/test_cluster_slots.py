@@ -280,14 +280,21 @@ SHOWN = {
     "billing/dead_letters.py": {"register_script"},
     "billing/streams.py": {"register_script", "xreadgroup"},
     "contracts/settlement.py": {"register_script"},
+    "gateway/changes.py": {"xread"},  # one stream, as in notices, inbox and outcomes
+    "gateway/fleet.py": {"mget"},  # the leases of one pool's workers
     "gateway/idempotency.py": {"register_script"},
+    "gateway/notices.py": {"xread"},
     "gateway/portal/passwords.py": {"delete", "transaction"},
     "gateway/portal/sessions.py": {"delete", "transaction"},
+    "gateway/settlement.py": {"del"},  # the records of one pool
     "gateway/tenants.py": {"eval"},
     "pdgate/worker_commands.py": {"blpop"},
+    "scheduler/inbox.py": {"xreadgroup"},
     "scheduler/leader.py": {"register_script"},
     "scheduler/orders.py": {"xread"},
+    "scheduler/outcomes.py": {"xread"},
     "scheduler/record.py": {"Script"},
+    "scheduler/registry.py": {"mget"},  # as gateway/fleet.py
     "scheduler/takeover.py": {"mget"},  # the records of one pool
     "workers/heartbeat.py": {"register_script"},
 }
@@ -295,7 +302,21 @@ SHOWN = {
 
 ALWAYS = {"register_script", "Script", "eval", "evalsha", "mget", "mset", "xread", "xreadgroup", "blpop", "brpop",
           "rename", "lmove", "sinter", "sunion", "zunion", "zinter", "copy_key", "watch"}  # fmt: skip
-WITH_MORE = {"delete", "unlink", "exists", "touch"}
+WITH_MORE = {"del", "delete", "unlink", "exists", "touch"}
+
+
+def has_more(keys: Sequence[ast.expr]) -> bool:
+    return len(keys) > 1 or any(isinstance(one, ast.Starred) for one in keys)
+
+
+def written_out(node: ast.AST) -> tuple[str, Sequence[ast.expr]] | None:
+    """Return name and arguments of a command as a RespConnection takes it: call("GET", key) or ("GET", key)."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="call"), args=[ast.Constant(value=str(name)), *keys]):
+            return name.lower(), keys
+        case ast.Tuple(elts=[ast.Constant(value=str(name)), *keys]) if name.isupper():
+            return name.lower(), keys
+    return None
 
 
 def calls_with_several_keys(file: Path) -> set[str]:
@@ -303,14 +324,16 @@ def calls_with_several_keys(file: Path) -> set[str]:
     if not any(word in text for word in ("redis", "RespConnection", "Pipeline")):
         return found
     for node in ast.walk(ast.parse(text)):
+        if (command := written_out(node)) is not None:
+            name, keys = command
+            if name in ALWAYS or (name in WITH_MORE and has_more(keys)):
+                found.add(name)
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
         if isinstance(node.func, ast.Attribute) and not re.search(r"redis|pipe|connection", ast.unparse(node.func)):
             continue
-        if name in ALWAYS or (
-            name in WITH_MORE and (len(node.args) > 1 or any(isinstance(one, ast.Starred) for one in node.args))
-        ):
+        if name in ALWAYS or (name in WITH_MORE and has_more(node.args)):
             found.add(name)
         elif name == "pipeline":
             known = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
