@@ -231,12 +231,15 @@ async def test_a_real_worker_killed_in_the_midst_of_answers_changes_no_character
     log.info("decode_killed", chunks_before=at_the_kill, served=served)
     assert [s.text for s in moved] == [pool.alone[s.question] for s in moved]
     assert sum(path == "fallback" and attempts == 2 for path, attempts in served) >= 2, served
-    saved = await pool.counted("pdgate_saved_prefill_tokens_total")
-    record_property("saved_prefill_tokens", saved)
     if pool.hand_off is HandOff.STORE:  # every full page of their prompts, if not of the answers, is found
         prompts = sum(s.usage["prompt_tokens"] // PAGE_TOKENS * PAGE_TOKENS for s in moved if s.pdgate["attempts"] == 2)
-        assert saved >= prompts
-    else:
+
+        async def found() -> bool:  # the scheduler may hear of an end after the client did
+            return await pool.counted("pdgate_saved_prefill_tokens_total") >= prompts
+
+        await until(found, 30)
+    record_property("saved_prefill_tokens", await pool.counted("pdgate_saved_prefill_tokens_total"))
+    if pool.hand_off is HandOff.DIRECT:
         await pool.start_again(DECODE)
 
     # kill -9 of the prefill worker: those that have their KV go on, those that begin go elsewhere.
