@@ -32,6 +32,7 @@ PAIRS = DATA / "silicon_disaggregated.csv.xz"
 RESULTS = Path(__file__).parent / "results" / "plan_pairs.json"
 TARGETS_MS = (8.0, 10.0, 12.5, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
 MIN_RUNS = 3  # of either kind within the system
+WEIGHTS = 3  # place of the weights' pass among the terms of a prompt
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
     measured: float
     predicted: float | None
+    measured_tokens: tuple[float, float]  # answer tokens per second and GPU of the best aggregated and split runs
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +201,14 @@ def _questions(system: str, unified: Sequence[Point], split: Sequence[Point]) ->
         predicted = ours[1] / ours[0] - 1 if ours[0] else (math.inf if ours[1] else None)
         if predicted is not None and math.isinf(predicted):
             predicted = 9.99  # only the split keeps the target
-        yield Question(system=system, tpot_ms=target, measured=two / one - 1, predicted=predicted)
+        tokens = int(system.rpartition("/")[2])
+        yield Question(
+            system=system,
+            tpot_ms=target,
+            measured=two / one - 1,
+            predicted=predicted,
+            measured_tokens=(one * tokens, two * tokens),
+        )
 
 
 def _share(answers: Sequence[bool]) -> tuple[int, int, float, float]:
@@ -227,9 +236,7 @@ def _split_point(row: Split, found: Coefficients) -> Point:
     prefill_ms = predict(
         found.prefill, _prefill_row(row.shape, row.gpu, row.prefill.use, row.prompt_tokens, row.engine)
     )
-    # the front latency is waiting, not work: it does not bound the pool's rate
-    front = [0.0] * 5 + [float(row.engine == e) for e in ENGINES]
-    busy_ms = max(1e-9, prefill_ms - predict(found.prefill, front))
+    busy_ms = _busy_ms(row, found)
     steps = row.output_tokens - 1
     low, high = 0.0, row.prefill.workers / busy_ms  # requests per ms
     for _ in range(50):
@@ -242,6 +249,15 @@ def _split_point(row: Split, found: Coefficients) -> Point:
         predicted_tpot_ms=_step_ms(row, found, low, steps),
         predicted_rps_per_gpu=1000 * low / row.gpus,
     )
+
+
+def _busy_ms(row: Split, found: Coefficients) -> float:
+    """What a prompt takes of a busy prefill worker. The front latency is waiting: it does not bound the pool's rate."""
+    terms = _prefill_row(row.shape, row.gpu, row.prefill.use, row.prompt_tokens, row.engine)
+    weights = found.prefill[WEIGHTS] * terms[WEIGHTS]
+    tokens_ms = predict(found.prefill, [*terms[: -len(ENGINES)], *[0.0] * len(ENGINES)]) - weights
+    work = min(1.0, found.work[bool(row.shape.experts)])
+    return max(1e-9, work * tokens_ms + weights)
 
 
 def _step_ms(row: Split, found: Coefficients, rate: float, steps: int) -> float:

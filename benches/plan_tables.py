@@ -16,7 +16,7 @@ from benches.plan_pairs import RESULTS as PAIRS
 from benches.plan_pairs import Report
 from benches.plan_peers import RESULTS as PEERS
 from benches.plan_peers import Found as Peers
-from benches.plan_peers import RunRow
+from benches.plan_peers import RunRow, gain_errors, token_errors
 from pdgate.plan.decide import WORTH
 from pdgate.plan.fit import CLAIM_ROWS
 from pdgate.plan.workload import mean, percentile
@@ -101,17 +101,22 @@ def choices_table() -> str:
     """Beside aiconfigurator on whether to split."""
     found = msgspec.json.decode(PEERS.read_bytes(), type=Peers)
     lines = [
-        "| system, prompt/answer tokens | TPOT target | measured | ours | aiconfigurator | CPU s, ours | theirs |",
-        "|---|---|---|---|---|---|---|",
+        "| system | TPOT | measured | ours | peer | tokens/s**, measured | ours | peer | CPU s, ours | peer |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for c in found.choices:
         gains = " | ".join("-" if g is None else f"{100 * g:+.0f} %" for g in (c.measured, c.ours, c.peer))
-        lines.append(f"| {c.system} | {c.tpot_ms:g} ms | {gains} | {c.ours_s:.1f} | {c.peer_s:.1f} |")
+        tokens = " | ".join(f"{one:.0f} to {two:.0f}" for one, two in (c.measured_tokens, c.ours_tokens, c.peer_tokens))
+        lines.append(f"| {c.system} | {c.tpot_ms:g} ms | {gains} | {tokens} | {c.ours_s:.1f} | {c.peer_s:.1f} |")
     said = []
     for who, name in (("ours", "ours"), ("peer", "aiconfigurator")):
         known = [(c.measured, gain) for c in found.choices if (gain := getattr(c, who)) is not None]
         same = sum((m >= WORTH) == (g >= WORTH) for m, g in known)
-        said.append(f"{name}: the measured answer to 30 % in {same} of {len(known)}")
+        gains, tokens = gain_errors(found.choices, who), token_errors(found.choices, who)
+        said.append(
+            f"{name}: the measured answer to 30 % in {same} of {len(known)}, the gain (as a ratio) off by a factor of "
+            f"{percentile(gains, 0.5):.2f} in the median, tokens per second and GPU by {percentile(tokens, 0.5):.2f}"
+        )
     return "\n".join([*lines, "", f"{'; '.join(said)}. Under {CLAIM_ROWS} questions: reported, not claimed."])
 
 

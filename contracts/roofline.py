@@ -195,7 +195,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     layer_ms: float
     moe_layer_ms: float  # per mixture layer and doubling of the worker's GPUs
     request_ms: float
-    mixed_prefill: float  # time a mixed prefill adds to the steps, over its roofline
+    mixed_prefill: float  # time a mixed prefill adds to the steps of a closed loop, over an unloaded prompt's
     # prefill
     prefill_dense: float
     prefill_moe: float
@@ -206,6 +206,13 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     # transfer
     transfer_fixed_ms: float
     transfer_share: float  # 0 to 1 of the line rate
+    # time that a prompt's tokens take of a busy worker, over the same of an unloaded prompt's TTFT
+    work_dense: float = 1.0
+    work_moe: float = 1.0
+
+    def work(self, shape: ModelShape) -> float:
+        """Return the share (0 to 1) of an unloaded prompt's time, weights aside, that takes a worker's capacity."""
+        return min(1.0, self.work_moe if shape.experts else self.work_dense)
 
 
 def decode_terms(shape: ModelShape, gpu: Accelerator, use: Deployment, *, requests: float, kv_tokens: float) -> Terms:
@@ -313,6 +320,7 @@ def latency_model(
 ) -> LatencyModel:
     """Return a worker's cost coefficients, made linear around a batch of `at_requests`.
 
+    A prompt's cost is what it takes of a busy worker (`Efficiency.work`): an unloaded one may take longer.
     Exact in everything but the share of experts that a batch touches, which is taken as the chord between half of
     `at_requests` and all of it.
 
@@ -333,11 +341,12 @@ def latency_model(
     per_kv = (decode_ms(decode_terms(shape, gpu, use, requests=high, kv_tokens=probe), fit) - step_high) / probe
     one = prefill_terms(shape, gpu, use, uncached_tokens=1)
     linear = msgspec.structs.replace(one, weights_ms=0.0, attention_ms=0.0)
-    pair = fit.prefill_attention * shape.pair_flops / 2 / use.gpus / gpu.peak("bf16") * MS
+    work = fit.work(shape)
+    pair = work * fit.prefill_attention * shape.pair_flops / 2 / use.gpus / gpu.peak("bf16") * MS
     return LatencyModel(
         prefill=PrefillCost(
             fixed_ms=fit.prefill_weights * one.weights_ms,
-            per_token_ms=prefill_ms(linear, fit),
+            per_token_ms=work * prefill_ms(linear, fit),
             per_token_pair_ms=pair,
         ),
         decode=DecodeCost(fixed_ms=step_high - per_request * high, per_request_ms=per_request, per_kv_token_ms=per_kv),

@@ -128,4 +128,5 @@ def _coefficients(fit: Efficiency) -> Coefficients:
             fit.request_ms,
             fit.mixed_prefill,
         ),
+        work=(fit.work_dense, fit.work_moe),
     )

@@ -36,6 +36,7 @@ class GroupError(msgspec.Struct, frozen=True, kw_only=True):
     mape: float
     median: float  # absolute
     bias: float  # median signed: above 0 = predicted too slow
+    apart: float  # mean absolute deviation from the group's median ratio: what a right bias would leave
 
     @property
     def claimed(self) -> bool:
@@ -57,6 +58,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill: tuple[float, ...]
     decode: tuple[float, ...]
+    work: tuple[float, float] = (1.0, 1.0)  # of dense models and of mixtures, see `fit_work`
 
     def ttft_ms(self, row: Measured) -> float:
         """Return the predicted TTFT of an unloaded run, ms."""
@@ -71,12 +73,30 @@ def fit(rows: Sequence[Measured]) -> Coefficients:
     """Return the factors that fit the rows best."""
     prefill = fit_prefill(unloaded(rows))
     decode = robust_fit([decode_features(r, prefill) for r in rows], [r.tpot_ms for r in rows], group_weights(rows))
-    return Coefficients(prefill=tuple(prefill), decode=tuple(decode))
+    return Coefficients(prefill=tuple(prefill), decode=tuple(decode), work=fit_work(rows, prefill))
 
 
 def fit_prefill(rows: Sequence[Measured]) -> list[float]:
     """Return the TTFT coefficients in the order of `prefill_features`."""
     return robust_fit([prefill_features(r) for r in rows], [r.ttft_ms for r in rows], group_weights(rows))
+
+
+def fit_work(rows: Sequence[Measured], prefill: Sequence[float]) -> tuple[float, float]:
+    """Return the time that a prompt's tokens take of a busy worker over that of an unloaded prompt, weights aside.
+
+    Of dense models and of mixtures. Read off decode steps with prompts in them: while an answer of `O` gaps is
+    decoded, `(C - 1) * O*t / (TTFT + O*t)` other prompts of a closed loop with `C` requests come by. (TTFT is an input
+    here, so these factors are for planning; `decode_features` predicts a run of which only the settings are known.)
+    """
+
+    def features(row: Measured) -> list[float]:
+        *own, mixed = decode_features(row, prefill)
+        decoding_ms = (row.output_tokens - 1) * row.tpot_ms
+        mixed *= decoding_ms / (row.ttft_ms + decoding_ms)
+        return [*own, 0.0, mixed] if row.shape.experts else [*own, mixed, 0.0]
+
+    *_, dense, mixture = robust_fit([features(r) for r in rows], [r.tpot_ms for r in rows], group_weights(rows))
+    return dense, mixture
 
 
 def fit_transfer(rows: Sequence[Transfer]) -> list[float]:
@@ -99,6 +119,8 @@ def efficiency(found: Coefficients, transfer: Sequence[float]) -> Efficiency:
         moe_layer_ms=moe_layer,
         request_ms=request,
         mixed_prefill=mixed,
+        work_dense=found.work[0],
+        work_moe=found.work[1],
         prefill_dense=dense,
         prefill_moe=moe,
         prefill_attention=pairs,
@@ -261,7 +283,14 @@ def _summary(errors: dict[str, list[float]]) -> HeldOut:
         sizes = sorted(abs(e) for e in found)
         bias = percentile(sorted(found), 0.5)
         groups.append(
-            GroupError(group=group, rows=len(found), mape=mean(sizes), median=percentile(sizes, 0.5), bias=bias)
+            GroupError(
+                group=group,
+                rows=len(found),
+                mape=mean(sizes),
+                median=percentile(sizes, 0.5),
+                bias=bias,
+                apart=mean([abs((1 + e) / (1 + bias) - 1) for e in found]),
+            )
         )
     pooled = sorted(abs(e) for found in errors.values() for e in found)
     return HeldOut(groups=groups, rows=len(pooled), mape=mean(pooled), median=percentile(pooled, 0.5))

@@ -151,7 +151,15 @@ def _worker(gpu: Accelerator, use: Deployment, count: int, setting: Setting) -> 
         rate = decode_capacity_rps(latency, setting.moments, setting.target.tpot_ms)
         step = decode_step_ms(latency, setting.moments, rate)
         batch = min(float(most), max(2.0, rate / 1000 * step * setting.moments.o))
-    return Worker(gpu=gpu, use=use, latency=_scaled(latency, setting))
+    latency = _scaled(latency, setting)
+    front_ms = latency.front_ms + _unloaded_ms(latency, setting)
+    return Worker(gpu=gpu, use=use, latency=msgspec.structs.replace(latency, front_ms=front_ms))
+
+
+def _unloaded_ms(latency: LatencyModel, setting: Setting) -> float:
+    """What an unloaded prompt of mean length takes longer than it takes of a busy worker's time."""
+    prefill, tokens = latency.prefill, round(setting.moments.prompt - setting.moments.o)
+    return (1 / setting.fit.work(setting.shape) - 1) * (prefill.ms(tokens) - prefill.fixed_ms)
 
 
 def _scaled(latency: LatencyModel, setting: Setting) -> LatencyModel:

@@ -150,7 +150,10 @@ def _latency(shape: Shape) -> LatencyModel:
     decode = shape.decode_worker or shape.unified_worker
     assert prefill is not None
     assert decode is not None
-    return msgspec.structs.replace(decode.latency, prefill=prefill.latency.prefill, transfer=prefill.latency.transfer)
+    first = prefill.latency
+    return msgspec.structs.replace(
+        decode.latency, prefill=first.prefill, transfer=first.transfer, front_ms=first.front_ms
+    )
 
 
 def _unified(shape: Shape) -> int:

@@ -5,23 +5,27 @@ import random
 import msgspec
 import pytest
 
-from benches.plan_fit import spread_of, to_toml
-from contracts.roofline import decode_ms, prefill_ms, prefill_terms
+from benches.plan_fit import one_row_error, spread_of, to_toml
+from contracts.roofline import Deployment, decode_ms, latency_model, prefill_ms, prefill_terms
 from pdgate.plan.calibration import calibrated, calibration_of, read_measurements
 from pdgate.plan.fit import (
     CLAIM_ROWS,
     FITTED,
     calibrate,
+    decode_features,
     efficiency,
     fit,
     fit_transfer,
+    fit_work,
     fitted,
     held_out,
     held_out_transfer,
     unloaded,
 )
+from pdgate.plan.hardware import accelerators
 from pdgate.plan.least_squares import robust_fit, solve_bounded
 from pdgate.plan.measured import MEASURED_ON, read_silicon, read_transfers
+from pdgate.plan.models import find_model
 from pdgate.plan.workload import WorkloadError
 
 
@@ -49,6 +53,11 @@ def test_what_repeats_differ_by_is_the_error_of_the_best_single_figure():
     assert same.mape == pytest.approx((1 / 10 + 1 / 12 + 0) / 3)
 
 
+def test_one_measured_row_sets_the_scale_for_the_others_whichever_it_is():
+    # scaled by 1.0 the other is 20 % too slow, scaled by 1.2 it is a sixth too fast; a set of one has no others
+    assert one_row_error([[1.0, 1.2], [3.0]]) == pytest.approx((0.2 + 1 / 6) / 2)
+
+
 def test_rows_are_left_out_for_stated_reasons_only(measured):
     rows, dropped = measured
     assert (
@@ -67,6 +76,33 @@ def test_multiplied_parallelism_labels_are_read_back(measured):
     rows, _ = measured
     assert max(r.use.gpus for r in rows) == 8
     assert {r.use.gpus for r in rows if r.shape.name == "deepseek-v3" and r.gpu.name == "B200"} == {4, 8}
+
+
+def test_the_work_of_mixed_prompts_is_found_from_the_prompts_that_come_by_while_an_answer_is_decoded(measured):
+    """Runs made by hand: 1.2 times an unloaded prompt's time in dense models, 0.5 times in mixtures."""
+    rows = [r for r in measured[0][::3] if r.concurrency > 1]
+    prefill, decode = fit(rows).prefill, [1.0, 1.0, 1.0, 4.0, 0.5, 3.0, 0.08, 0.01, 0.02]
+    made = []
+    for row in rows:
+        *own, mixed = decode_features(row, prefill)
+        step = sum(c * f for c, f in zip(decode, own, strict=True))
+        work = (0.5 if row.shape.experts else 1.2) * mixed
+        gaps, ttft_ms = row.output_tokens - 1, 10 * row.ttft_ms
+        # t = step + work * gaps*t / (ttft + gaps*t): a quadratic in t
+        b, c = gaps * (step + work) - ttft_ms, step * ttft_ms
+        tpot_ms = (b + (b * b + 4 * gaps * c) ** 0.5) / (2 * gaps)
+        made.append(msgspec.structs.replace(row, ttft_ms=ttft_ms, tpot_ms=tpot_ms))
+    assert fit_work(made, prefill) == pytest.approx((1.2, 0.5), rel=0.03)
+
+
+def test_a_mixture_prompt_costs_a_busy_worker_its_work_and_a_dense_one_no_more_than_alone():
+    factors = msgspec.structs.replace(fitted(), work_dense=1.2, work_moe=0.5)
+    for name, share in (("llama-3-70b", 1.0), ("deepseek-v3", 0.5)):
+        shape, gpu, use = find_model(name).shape, accelerators()["H200"], Deployment(gpus=8, weights="fp8")
+        cost = latency_model(shape, gpu, use, factors, at_requests=32, link_bytes_per_s=1e11).prefill
+        alone = prefill_ms(prefill_terms(shape, gpu, use, uncached_tokens=4000), factors)
+        weights = factors.prefill_weights * prefill_terms(shape, gpu, use, uncached_tokens=4000).weights_ms
+        assert cost.ms(4000) == pytest.approx(weights + share * (alone - weights), rel=1e-6)
 
 
 @pytest.fixture(scope="module")
