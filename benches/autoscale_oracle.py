@@ -248,6 +248,9 @@ class _SchedulePilot:
     def ended(self, now_s: float, stage: Stage | None) -> None:
         """Ignore it."""
 
+    def answered(self, request: int, output_tokens: int | None) -> None:
+        """Ignore it."""
+
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
         """Bring workers and take them away; those who go finish what they run."""
         simulation = self._simulation

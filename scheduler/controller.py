@@ -144,7 +144,12 @@ class RatioController:
     def arrived(self, request: Request) -> None:
         """Count the work of a request that arrives for the first time. Batch work steers nothing."""
         if request.sized is not None and request.tier != BATCH_TIER:
-            self._demand.observe(self._now_s(), request.sized.sample)
+            sample = msgspec.structs.replace(request.sized.sample, request=request.rid)
+            self._demand.observe(self._now_s(), sample)
+
+    def answered(self, request: Request, output_tokens: int | None) -> None:
+        """Take how long an answer got, per sample; None = there is none, or not all of it."""
+        self._demand.ended(request.rid, output_tokens)
 
     def flipped(self, move: Move, why: str, *, done: bool) -> None:
         """Take how a change of role ended. A worker that failed is left alone for a while."""
@@ -217,10 +222,10 @@ class RatioController:
             )
 
     def measured(self) -> Demand | None:
-        """Return what requests ask for, as of now; None = they or the workers' costs are not known."""
+        """Return what requests will ask for: answers as forecast; None = that or the workers' costs are not known."""
         if not self._router.costs_known():
             return None
-        return self._demand.demand(self._now_s(), self._router.moments)
+        return self._demand.demand(self._now_s(), self._router.moments, as_forecast=True)
 
     # -- what is seen --------------------------------------------------------------------------------
 

@@ -197,6 +197,7 @@ class Helm:
 
     def refused(self, request: Request, reason: str, *, retry_after_s: float | None, for_capacity: bool) -> None:
         """Take a request that is sent away."""
+        self.controller.answered(request, None)
         self.decisions.refused(request, reason, retry_after_s)
         if for_capacity:
             self.window.refused(request)
@@ -213,15 +214,17 @@ class Helm:
         """Take a settled request; `outcome` is None when its news got lost."""
         ran = request.charged
         if outcome is None:
-            self._memory.router.broken_off(request)
+            self._broken_off(request)
         else:
             if outcome.outcome != Outcome.REFUSED and ran:
                 stage = self.window.ended(request, outcome)
                 self.decisions.ended(request, outcome, stage)
             if outcome.outcome == Outcome.FINISHED and not request.submit.warm_replica:
-                self._memory.router.learn(request, outcome.completion_tokens // request.submit.num_samples)
+                output_tokens = outcome.completion_tokens // request.submit.num_samples
+                self._memory.router.learn(request, output_tokens)
+                self.controller.answered(request, output_tokens)
             else:
-                self._memory.router.broken_off(request)
+                self._broken_off(request)
             if ran:
                 cost = self._memory.router.actual_cost(
                     request,
@@ -229,6 +232,10 @@ class Helm:
                     output_tokens=outcome.completion_tokens,
                 )
                 self._waiting.correct(request, cost)
+
+    def _broken_off(self, request: Request) -> None:
+        self._memory.router.broken_off(request)
+        self.controller.answered(request, None)
 
     def _flipped(self, move: Move, why: str, result: FlipResult) -> None:
         self.controller.flipped(move, why, done=result.ok)

@@ -187,7 +187,7 @@ class RatioScaling:
                 max_tokens=4096,
             )
             sized = size_up(asked, self._lengths, latency, TokenWeights(), self._growing)
-            self._demand.observe(request.at_s, sized.sample)
+            self._demand.observe(request.at_s, msgspec.structs.replace(sized.sample, request=request.number))
             self._growing.started(
                 request.at_s + sized.work_ms / 1000,
                 request.number,
@@ -216,6 +216,7 @@ class RatioScaling:
         prompt, output = round(traffic["avg_isl"] * count), round(traffic["avg_osl"] * count)
         for request in self.underway.ended(count, prompt, output, now_s):
             self._growing.ended(request.number, request.output_tokens)
+            self._demand.ended(request.number, request.output_tokens)
             self._lengths.learn(_key(request.prompt_tokens), request.output_tokens)
             stamps = self._stamps(request, ttft_ms=traffic["avg_ttft_ms"], tpot_ms=traffic["avg_itl_ms"])
             self._blamed.add(now_s, blame(stamps))

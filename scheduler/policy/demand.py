@@ -1,18 +1,20 @@
 """What the arriving requests ask of the workers, measured where they arrive. Pure: time is an argument.
 
 Arrivals are kept by kind (what the length forecast can tell apart), and valued with the forecast of the
-moment of asking. So a better forecast corrects the whole window at once, and is not taken for a change.
+moment of asking. So a better forecast corrects the whole window at once, and is not taken for a change. A request
+whose end was told counts with the answer that it got: kinds are shared by demands whose answers are not alike.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
 BIN_S = 1.0
 _NUM_QUANTILES = 8
 _PROMPTS_KEPT = 512
+_UNDER_WAY_KEPT = 20_000
 _POISSON_DISPERSION = 2.0  # 1 + a squared CV of prompts of 1: the public traces' is 0.9 to 1.7
 
 
@@ -26,6 +28,8 @@ class DemandSample(msgspec.Struct, frozen=True, kw_only=True):
     """Compute time of its uncached prompt, alone on a worker."""
     feasible: bool
     """An idle machine would meet its targets."""
+    request: Hashable | None = None
+    """By which `DemandWindow` is told of its end; None = it is not told."""
 
 
 class OutputMoments(msgspec.Struct, frozen=True):
@@ -69,10 +73,33 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kind:
-    __slots__ = ("number", "prompt", "prompt_square")
+    """Requests of a kind that arrived within some time, and the answers that they got."""
+
+    __slots__ = ("ended", "into", "number", "output", "output_square", "prompt", "prompt_square", "unknown")
 
     def __init__(self) -> None:
         self.number = self.prompt = self.prompt_square = 0
+        self.ended = self.output = self.output_square = 0
+        self.unknown = 0  # broken off: how long they would have got nobody knows
+        self.into: _Kind | None = None
+
+    def join(self, whole: "_Kind") -> None:
+        """Become a part of a longer time's; what ends is counted there from now on."""
+        for name in self.__slots__:
+            if name != "into":
+                setattr(whole, name, getattr(whole, name) + getattr(self, name))
+        self.into = whole
+
+    def moments(self, forecast: OutputMoments) -> OutputMoments:
+        """Return what the answers were, those under way as forecast."""
+        known = self.number - self.unknown
+        if known <= 0:
+            return forecast
+        under_way = known - self.ended
+        return OutputMoments(
+            (self.output + under_way * forecast.mean) / known,
+            (self.output_square + under_way * forecast.mean_square) / known,
+        )
 
 
 class _Bin:
@@ -85,7 +112,8 @@ class _Bin:
         self.prefill = self.feasible_prefill = self.kv_before = 0.0
         self.kinds: dict[Hashable, _Kind] = {}
 
-    def add(self, sample: DemandSample) -> None:
+    def add(self, sample: DemandSample) -> _Kind:
+        """Count an arrival, and return those that it is counted with."""
         prompt = sample.prompt_tokens
         self.number += 1
         self.prefill += sample.prefill_ms
@@ -100,6 +128,32 @@ class _Bin:
         kind.number += 1
         kind.prompt += prompt
         kind.prompt_square += prompt * prompt
+        return kind
+
+
+class _Segment:
+    """A demand that has ended, and the requests that it was made of: none, if another window saw them."""
+
+    __slots__ = ("demand", "kinds")
+
+    def __init__(self, demand: Demand, bins: Iterable[_Bin] = ()) -> None:
+        self.demand = demand
+        self.kinds: dict[Hashable, _Kind] = {}
+        for b in bins:
+            for name, kind in b.kinds.items():
+                kind.join(self.kinds.setdefault(name, _Kind()))
+
+    def value(self, forecast: Forecast) -> None:
+        """Value the demand by the answers that its requests got."""
+        number = sum(kind.number for kind in self.kinds.values())
+        if number:
+            output, kv, kv_square = _decoding([self.kinds], forecast)
+            self.demand = msgspec.structs.replace(
+                self.demand,
+                output_tokens=output / number,
+                kv_token_steps=kv / number,
+                kv_token_steps_square=kv_square / number,
+            )
 
 
 class DemandWindow:
@@ -107,7 +161,8 @@ class DemandWindow:
 
     Each time it is asked, the latest 4, 8 and 16 seconds are held against those before them; a change of
     work that the spread of both does not explain ends a segment. `demand` covers the current segment only,
-    `segments` remembers the ended ones.
+    `segments` remembers the ended ones. Answers that have ended count as they were, those under way as forecast;
+    whether the demand has changed is asked of forecasts alone, which treat the latest seconds like those before.
     """
 
     def __init__(
@@ -120,35 +175,56 @@ class DemandWindow:
         self._open = _Bin()
         self._open_number: int | None = None  # of the open bin, since the clock's zero
         self._prompts: deque[tuple[int, float]] = deque(maxlen=_PROMPTS_KEPT)
-        self._segments: deque[Demand] = deque(maxlen=keep_segments)
+        self._segments: deque[_Segment] = deque(maxlen=keep_segments)
+        self._under_way: OrderedDict[Hashable, _Kind] = OrderedDict()
         self.alarms_s: deque[float] = deque(maxlen=16)
         """When the demand changed, the latest last."""
 
     def restore(self, segments: Sequence[Demand], alarms_s: Sequence[float]) -> None:
         """Take over what an earlier window has seen change, on this clock. Before anything was observed."""
-        self._segments.extend(segments)
+        self._segments.extend(_Segment(demand) for demand in segments)
         self.alarms_s.extend(alarms_s)
 
     @property
     def segments(self) -> Sequence[Demand]:
-        """Demands of the segments that have ended, the latest last."""
-        return tuple(self._segments)
+        """Demands of the segments that have ended, the latest last, as of the last call of `demand`."""
+        return tuple(segment.demand for segment in self._segments)
 
     def observe(self, now_s: float, sample: DemandSample) -> None:
         """Count an arrival."""
         self._advance(now_s)
-        self._open.add(sample)
+        kind = self._open.add(sample)
+        if sample.request is not None:
+            self._under_way[sample.request] = kind
+            if len(self._under_way) > _UNDER_WAY_KEPT:
+                self._under_way.popitem(last=False)
         if sample.feasible and self._open_number is not None:
             self._prompts.append((self._open_number, sample.prefill_ms))
 
-    def demand(self, now_s: float, forecast: Forecast) -> Demand | None:
+    def ended(self, request: Hashable, output_tokens: int | None) -> None:
+        """Take how long a request's answer got; None = it was broken off, or never begun."""
+        kind = self._under_way.pop(request, None)
+        if kind is None:
+            return
+        kind = kind.into or kind
+        if output_tokens is None:
+            kind.unknown += 1
+        else:
+            kind.ended += 1
+            kind.output += output_tokens
+            kind.output_square += output_tokens * output_tokens
+
+    def demand(self, now_s: float, forecast: Forecast, *, as_forecast: bool = False) -> Demand | None:
         """Return the demand of the current segment; None before the first full second.
 
         Seconds without arrivals are readings too: after a minute of silence the rate is zero.
+        `as_forecast`: answers count with what such ones are expected to get, those that have ended, too.
         """
         self._advance(now_s)
         self._look_for_change(forecast)
-        return self._demand(list(self._bins), forecast) if self._bins else None
+        for segment in self._segments:
+            segment.value(forecast)
+        return self._demand(list(self._bins), forecast, as_forecast=as_forecast) if self._bins else None
 
     def _advance(self, now_s: float) -> None:
         number = int(now_s / BIN_S)
@@ -163,7 +239,7 @@ class DemandWindow:
             self._open = _Bin()
             self._open_number += 1
 
-    def _demand(self, bins: Sequence[_Bin], forecast: Forecast) -> Demand:
+    def _demand(self, bins: Sequence[_Bin], forecast: Forecast, *, as_forecast: bool = False) -> Demand:
         number = sum(b.number for b in bins)
         feasible = sum(b.feasible for b in bins)
         span_s = len(bins) * BIN_S
@@ -172,7 +248,7 @@ class DemandWindow:
         prompt_ms = sum(work) * scale
         oldest = (self._open_number or 0) - len(bins)
         prompt = sum(k.prompt for b in bins for k in b.kinds.values())
-        output, kv, kv_square = _decoding(bins, forecast)
+        output, kv, kv_square = _decoding([b.kinds for b in bins], forecast, as_forecast=as_forecast)
         return Demand(
             rate_rps=number / span_s,
             prefill_ms=prompt_ms,
@@ -195,13 +271,13 @@ class DemandWindow:
         if total < 12:
             return
         bins = list(self._bins)
-        readings = ([b.prefill for b in bins], [_decoding((b,), forecast)[1] for b in bins])
+        readings = ([b.prefill for b in bins], [_decoding((b.kinds,), forecast, as_forecast=True)[1] for b in bins])
         for recent in (4, 8, 16):
             before = total - recent
             if before < 2 * recent:
                 return
             if any(self._differs(reading[:before], reading[before:]) for reading in readings):
-                self._segments.append(self._demand(bins[:before], forecast))
+                self._segments.append(_Segment(self._demand(bins[:before], forecast), bins[:before]))
                 self.alarms_s.append(((self._open_number or 0) - recent) * BIN_S)
                 self._bins = deque(bins[before:], maxlen=self._span_bins)
                 return
@@ -218,12 +294,17 @@ class DemandWindow:
         return change > self._alarm_sigma * error
 
 
-def _decoding(bins: Sequence[_Bin], forecast: Forecast) -> tuple[float, float, float]:
-    """Return sums over the arrivals: output tokens, KV token steps, and their squares' steps."""
+def _decoding(
+    times: Iterable[Mapping[Hashable, _Kind]], forecast: Forecast, *, as_forecast: bool = False
+) -> tuple[float, float, float]:
+    """Return sums over the arrivals: output tokens, KV token steps, and their squares' steps.
+
+    `as_forecast`: answers that have ended count so, too.
+    """
     output = kv = kv_square = 0.0
-    for b in bins:
-        for name, kind in b.kinds.items():
-            moments = forecast(name)
+    for kinds in times:
+        for name, kind in kinds.items():
+            moments = forecast(name) if as_forecast else kind.moments(forecast(name))
             mean = moments.mean
             grown = moments.mean_square / mean / 2 if mean > 0 else 0.0  # mean growth, weighted by steps
             output += kind.number * mean

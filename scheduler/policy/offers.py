@@ -48,15 +48,15 @@ class Offers(msgspec.Struct, frozen=True, kw_only=True):
 def offers(state: RatioState, sight: Sight, demand: Demand, fleet: Fleet, limits: RatioLimits, now_s: float) -> Offers:
     """Value every direction, and name the best."""
     hold_s = expected_hold_s(sight.alarms_s, limits, now_s)
-    behind = _behind(sight, demand, fleet, hold_s, limits)
+    behind = _is_behind(sight, demand, fleet, hold_s, limits)
     corrections = Corrections(
         prefill=state.prefill_gain,
         decode=state.decode_gain,
         backlog_rps=sight.waiting_in_time / limits.clear_s,
     )
-    demands = _weighted(sight, demand, behind)
+    demands = _weighted(sight, demand, behind=behind)
     # A split that suits all demands seen lately stays right when they change.
-    lasts_s = hold_s + behind * (limits.hold_bounds_s[1] - hold_s)
+    lasts_s = limits.mix_s if behind else hold_s
     now, found = ways(sight.split, demands, fleet, corrections, floors(sight.split.total))
     made = list(_made(found, now, sight, fleet, limits, lasts_s))
     best = max(made, key=lambda offer: (offer.won - offer.lost, offer.gain), default=None)
@@ -118,29 +118,29 @@ def expected_hold_s(alarms_s: Sequence[float], limits: RatioLimits, now_s: float
     return min(max(sum(intervals) / len(intervals), since, low), high)
 
 
-def _behind(sight: Sight, demand: Demand, fleet: Fleet, hold_s: float, limits: RatioLimits) -> float:
-    """Return the share (0 to 1) of the time in which the split is one made for an earlier demand.
+def _is_behind(sight: Sight, demand: Demand, fleet: Fleet, hold_s: float, limits: RatioLimits) -> bool:
+    """Return whether workers that follow the demand are behind it for more than half of the time.
 
-    When the demand changes, workers need a while to come after it: up to half of them move, one after the other. Up to
-    half of the time is accepted; demands that change faster than workers move are never followed.
+    When the demand changes, workers need a while to come after it: up to half of them move, one after the other. A
+    demand that changes faster is not followed at all: half a way towards each pays for both and suits neither.
     """
     if not sight.past:
-        return 0.0
+        return False
     moves = min(limits.moves_to_follow, sight.split.total / 2)
     follow_s = limits.detect_s + moves * _move_s((*sight.past, demand), fleet, limits)
-    return min(1.0, max(0.0, 2 * follow_s / hold_s - 1))
+    return 2 * follow_s > hold_s
 
 
-def _weighted(sight: Sight, demand: Demand, behind: float) -> Sequence[Weighted]:
-    """Return the demands to serve: the present one, and all that was seen lately as far as workers lag behind.
+def _weighted(sight: Sight, demand: Demand, *, behind: bool) -> Sequence[Weighted]:
+    """Return the demands to serve: the present one, or all that were seen lately if workers are always behind.
 
-    If they always do, then the split that suits all the demands is the best one.
+    Then the split that suits all the demands is the best one.
     """
     if not behind:
         return [Weighted(demand, 1.0)]
-    spans_s = sum(past.span_s for past in sight.past) + demand.span_s
-    lately = [Weighted(past, behind * past.span_s / spans_s) for past in sight.past]
-    return [*lately, Weighted(demand, 1 - behind + behind * demand.span_s / spans_s)]
+    seen = (*sight.past, demand)
+    spans_s = sum(one.span_s for one in seen)
+    return [Weighted(one, one.span_s / spans_s) for one in seen]
 
 
 def _flip_s(donor: Donor, way: Way, limits: RatioLimits) -> float:

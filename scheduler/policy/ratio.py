@@ -125,7 +125,10 @@ def _ticks_needed(state: RatioState, verdict: "_Verdict", sight: Sight, limits: 
     A change of demand just seen is confirmation enough. So is a clear measurement before the first move of all, if it
     is one to prefill: nobody has chosen the split knowing the traffic, and the work of prompts is known as they
     arrive; how long answers get is not. A move for room has time, but for the first one of that kind.
+    The way to all-unified is confirmed by its first move: few pairs beside unified workers are worth less than none.
     """
+    if state.dissolving and verdict.way is not None and verdict.way.dissolves:
+        return 1
     to_prefill = verdict.way is not None and verdict.way.to_role is Role.PREFILL
     first = to_prefill and state.last_move_s is None and _error(sight.demand) <= limits.sure_error
     if verdict.for_reserve:

@@ -55,6 +55,9 @@ class RatioLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hold_s: float = 300.0
     """How long a demand is expected to last before any change was seen."""
     hold_bounds_s: tuple[float, float] = (15.0, 600.0)
+    mix_s: float = 1800.0
+    """How long demands that take turns faster than workers follow are expected to go on so: what a pool is asked for
+    as a whole changes with the hour."""
     detect_s: float = 15.0
     """From a change of demand until it is certain enough to act on."""
     moves_to_follow: float = 4.0

@@ -139,6 +139,10 @@ class ElasticPilot:
         self._inner.ended(now_s, stage)
         self._scaler.ended(stage)
 
+    def answered(self, request: int, output_tokens: int | None) -> None:
+        """Tell who moves roles."""
+        self._inner.answered(request, output_tokens)
+
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Ask who moves roles."""
         self._forecast = forecast

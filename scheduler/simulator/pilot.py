@@ -42,6 +42,9 @@ class Pilot(Protocol):
     def ended(self, now_s: float, stage: Stage | None) -> None:
         """Hear of the end of one; None = refused."""
 
+    def answered(self, request: int, output_tokens: int | None) -> None:
+        """Hear how long an answer got; None = there is none, or not all of it."""
+
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Return the move to make, if any."""
 
@@ -55,6 +58,9 @@ class StaticPilot:
         """Ignore it."""
 
     def ended(self, now_s: float, stage: Stage | None) -> None:
+        """Ignore it."""
+
+    def answered(self, request: int, output_tokens: int | None) -> None:
         """Ignore it."""
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
@@ -90,6 +96,10 @@ class AutoPilot:
             self._blamed.refuse(now_s)
         else:
             self._blamed.add(now_s, stage)
+
+    def answered(self, request: int, output_tokens: int | None) -> None:
+        """Take it for the demand that the request was a part of."""
+        self._demand.ended(request, output_tokens)
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Ask the controller, once a period and when something has happened."""

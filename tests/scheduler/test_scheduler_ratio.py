@@ -92,6 +92,28 @@ async def test_answers_that_are_settled_late_are_not_taken_for_long_ones(rig: Ri
     assert router.growing.moments(kind, OutputMoments(1, 1)) == OutputMoments(4, 16)
 
 
+async def test_the_demand_knows_how_long_its_own_answers_got(rig: Rig):
+    await rig.worker(Role.UNIFIED)
+    gateway = await rig.gateway()
+    pool = await rig.leading(rig.scheduler(profile=PROFILE, helm=QUICK))
+    controller, window = pool.term.helm.controller, pool.term.helm.controller._demand
+    requests = [await gateway.submit(max_tokens=4) for _ in range(12)]
+    await eventually(lambda: all(r.reason() is FinishReason.LENGTH for r in requests))
+    for request in requests[:8]:
+        await gateway.finish(request, completion_tokens=4)
+    for request in requests[8:]:
+        await gateway.finish(request, "cancelled", completion_tokens=1)
+    await eventually(lambda: not window._under_way, "every end is told")
+
+    def valued(*, as_forecast: bool) -> float:
+        thousand = OutputMoments(1000.0, 1e6)
+        demand = controller._demand.demand(time.monotonic() + 2, lambda kind: thousand, as_forecast=as_forecast)
+        return demand.output_tokens
+
+    assert valued(as_forecast=True) == pytest.approx(1000)
+    assert valued(as_forecast=False) == pytest.approx(4)
+
+
 @pytest.mark.parametrize("hand_off", list(HandOff))
 async def test_a_wrong_first_split_is_righted_by_moves_that_say_why(rig: Rig, hand_off: HandOff):
     slow = replace(FAST, prefill=PrefillCost(fixed_ms=0.0, per_token_ms=0.1))

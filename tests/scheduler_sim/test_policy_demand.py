@@ -74,6 +74,59 @@ def test_a_better_forecast_values_the_whole_window_anew_and_is_no_change_of_dema
     assert list(window.alarms_s) == []
 
 
+def ask(window, *, from_s, to_s, prefill_ms=100.0, answers=()):
+    """Ten requests a second of one kind, named by their time; answers end as they are told, in the order of arrival."""
+    names = []
+    for number in range(from_s * 10, to_s * 10):
+        sample = DemandSample(
+            kind="long", prompt_tokens=500, prefill_ms=prefill_ms, feasible=True, request=("asked", number)
+        )
+        window.observe(number / 10, sample)
+        names.append(sample.request)
+    for name, tokens in zip(names, answers, strict=False):
+        window.ended(name, tokens)
+    return names
+
+
+def test_answers_that_have_ended_count_as_they_were_and_those_under_way_as_forecast():
+    window = DemandWindow()
+    ask(window, from_s=0, to_s=40, answers=[400] * 100)
+    assert window.demand(40.0, forecast).output_tokens == pytest.approx(0.25 * 400 + 0.75 * 1000)
+    assert window.demand(40.0, forecast, as_forecast=True).output_tokens == pytest.approx(1000)
+    assert list(window.alarms_s) == []
+
+
+def test_a_remembered_demand_is_valued_by_its_own_answers_and_not_by_those_of_the_next_one():
+    window = DemandWindow()
+    before = ask(window, from_s=0, to_s=60)
+    window.demand(60.0, forecast)
+    after = []
+    for second in range(60, 80):
+        after += ask(window, from_s=second, to_s=second + 1, prefill_ms=400.0)
+        window.demand(second + 1.0, forecast)
+    assert list(window.alarms_s) == [60.0]
+    assert window.segments[0].output_tokens == pytest.approx(1000)  # nothing has ended
+    for name in before:
+        window.ended(name, 300)
+    for name in after:
+        window.ended(name, 50)
+    window.demand(80.0, forecast)
+    cut = window.segments[0]
+    assert cut.output_tokens == pytest.approx(300)
+    assert cut.kv_token_steps == pytest.approx(500 * 300 + 300 * 300 / 2)
+    assert cut.rate_rps == pytest.approx(10.0)
+
+
+def test_an_answer_that_was_broken_off_says_nothing_about_lengths_and_one_that_nobody_asked_for_is_none():
+    window = DemandWindow()
+    names = ask(window, from_s=0, to_s=10)
+    for number, name in enumerate(names):
+        window.ended(name, None if number % 2 else 200)
+    window.ended(("never", 1), 9000)
+    window.ended(names[0], 9000)  # a second time
+    assert window.demand(10.0, forecast).output_tokens == pytest.approx(200)
+
+
 def test_silence_is_a_reading_and_nothing_measured_is_not():
     window = DemandWindow()
     assert window.demand(100.0, forecast) is None

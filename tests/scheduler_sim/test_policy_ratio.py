@@ -188,6 +188,38 @@ def test_a_gain_does_not_wind_up_when_nobody_is_left_to_give_a_worker():
     assert state.prefill_gain == pytest.approx(1.0)
 
 
+ALTERNATING = {
+    "past": [demand_of(rate=27.0, prompt_ms=213.0, prompt=6000, output=139),
+             demand_of(rate=24.0, prompt_ms=28.0, prompt=650, output=1880)],
+    "alarms_s": (240.0, 300.0, 360.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "minutes"), [(DIRECT, 20), (STORE, 3)], ids=["direct", "store"])
+def test_demands_that_change_faster_than_workers_follow_end_in_a_pool_without_pairs(limits, minutes):
+    state, split, made = FRESH, Split(prefill=3, decode=5), []
+    for minute in range(6, 6 + minutes):
+        alarms_s = tuple(60.0 * number for number in range(minute - 2, minute + 1))
+        sight = sight_of(split, ALTERNATING["past"][minute % 2], past=ALTERNATING["past"], alarms_s=alarms_s)
+        number = int(60 / limits.period_s)
+        state, split, more = ticks(sight, number, limits=limits, state=state, start_s=60.0 * minute + 5)
+        made += more
+    assert split == Split(unified=8)
+    assert len(moves(made)) <= 9  # eight workers, and no way back
+
+
+def test_a_way_to_all_unified_is_confirmed_once():
+    past = ALTERNATING["past"]
+    begun = RatioState(last_move_s=300.0, last_from=Role.PREFILL, last_to=Role.UNIFIED, dissolving=True)
+    sight = sight_of(Split(prefill=1, decode=1, unified=6), past[0], **ALTERNATING)
+    other = msgspec.structs.replace(begun, dissolving=False)
+    way = decide(begun, sight, FLEET, STORE, mode=Mode.AUTO, now_s=361.0)[1]
+    assert way.target == Split(unified=8)
+    assert way.gain < STORE.clear_gain
+    assert way.move is not None
+    assert decide(other, sight, FLEET, STORE, mode=Mode.AUTO, now_s=361.0)[1].why is Why.UNCONFIRMED
+
+
 def test_a_small_gain_has_to_last_a_minute():
     limits = msgspec.structs.replace(DIRECT, clear_gain=10.0)
     _, _, made = ticks(sight_of(Split(prefill=2, decode=6), PROMPTS), 14, limits=limits)
