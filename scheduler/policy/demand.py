@@ -91,9 +91,12 @@ class _Kind:
         self.into = whole
 
     def moments(self, forecast: OutputMoments) -> OutputMoments:
-        """Return what the answers were, those under way as forecast."""
+        """Return what the answers were, those under way as forecast.
+
+        The first to end are the short ones: until half have, all are as forecast.
+        """
         known = self.number - self.unknown
-        if known <= 0:
+        if known <= 0 or 2 * self.ended < known:
             return forecast
         under_way = known - self.ended
         return OutputMoments(

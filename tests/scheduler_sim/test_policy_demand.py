@@ -96,6 +96,19 @@ def test_answers_that_have_ended_count_as_they_were_and_those_under_way_as_forec
     assert list(window.alarms_s) == []
 
 
+def test_the_short_answers_that_end_first_say_nothing_about_those_that_arrived_with_them():
+    window = DemandWindow()
+    names = ask(window, from_s=0, to_s=10)
+    for number, name in enumerate(names):  # ten arrive in a second, four of them have ended
+        if number % 10 < 4:
+            window.ended(name, 100)
+    assert window.demand(10.0, forecast).output_tokens == pytest.approx(1000)
+    for number, name in enumerate(names):
+        if number % 10 == 4:
+            window.ended(name, 600)
+    assert window.demand(10.0, forecast).output_tokens == pytest.approx((4 * 100 + 600 + 5 * 1000) / 10)
+
+
 def test_a_remembered_demand_is_valued_by_its_own_answers_and_not_by_those_of_the_next_one():
     window = DemandWindow()
     before = ask(window, from_s=0, to_s=60)
