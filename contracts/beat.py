@@ -1,7 +1,8 @@
 """When periodic loops of one process wake: together.
 
 Each wake-up of an idle process costs more than what most loops do in it, so they share them, and calls to Redis that
-begin in one turn share a write. Where one begins is the process's own: many on a machine must not wake at once.
+begin in one turn share a write. Where one begins is the process's own: those of a machine must not wake at once, or a
+request that comes then waits for all of them.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ import os
 from typing import Final
 
 _PHASE_S: Final = 0.1
+_GOLDEN: Final = 0.6180339887
+"""Its multiples, without their whole parts, lie far apart: what starts together has numbers that follow each other."""
 
 
 async def beat(period_s: float) -> None:
@@ -18,7 +21,7 @@ async def beat(period_s: float) -> None:
 
 def until_beat_s(period_s: float) -> float:
     """Return how long `beat` would sleep."""
-    phase_s = os.getpid() % 97 / 97 * _PHASE_S
+    phase_s = os.getpid() * _GOLDEN % 1 * _PHASE_S
     return to_next_s(asyncio.get_running_loop().time() + phase_s, period_s)
 
 

@@ -34,9 +34,14 @@ def keep_server_send(app: ASGIApp) -> ASGIApp:
     """
 
     async def with_server_send(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == ScopeType.HTTP:
-            scope["state"][SERVER_SEND] = send
-        await app(scope, receive, send)
+        if scope["type"] != ScopeType.HTTP:
+            await app(scope, receive, send)
+            return
+        scope["state"][SERVER_SEND] = send
+        try:
+            await app(scope, receive, send)
+        finally:
+            del scope["state"][SERVER_SEND]  # the server's request has the scope: a circle for the garbage collector
 
     return with_server_send
 

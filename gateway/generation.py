@@ -410,6 +410,13 @@ class Generation:
                 unreserved=self.granted.unreserved,
             )
         )
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget the slots, which know this generation: in a circle both would wait for the garbage collector."""
+        for slots in (self._streams, self._prefills, self._done):
+            slots.clear()
+        self._prompts.clear()
 
     def _usage_event(self, ending: Ending) -> UsageEvent:
         timings = None

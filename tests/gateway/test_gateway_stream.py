@@ -1,12 +1,15 @@
 """Streaming chat completions: framing, usage, ends and the settlement that follows."""
 
 import asyncio
+import gc
 
 from gateway_rig import HELLO, Rig, events_of, eventually, placed_on
 
 from contracts.lifecycle import FinishReason, HandOff, Path, Phase
 from contracts.rating import Tokens, cost
 from contracts.usage import Outcome
+from gateway.generation import Generation
+from gateway.slots import Slot
 
 
 async def serve(rig: Rig, *pieces: str, completion: int | None = None, cached: int = 0) -> str:
@@ -212,3 +215,25 @@ async def test_a_batch_that_is_replayed_after_a_reconnect_is_not_written_twice(r
     texts = [event["choices"][0]["delta"].get("content", "") for event in asked.result()[1][:-1]]
     assert "".join(texts) == "once and again"
     assert rig.decode.hellos[-1].last_seq > 0
+
+
+async def test_a_settled_answer_leaves_nothing_to_the_garbage_collector(rig: Rig):
+    """A circle lives until a collection, and collections of many requests are what the slowest ones wait for."""
+
+    def left() -> list[object]:
+        return [it for it in gc.get_objects() if isinstance(it, Generation | Slot)]
+
+    gc.collect()
+    before = len(left())
+    gc.disable()
+    try:
+        for _ in range(2):
+            async with asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(stream(rig))
+                rid = await serve(rig, "a", "b")
+            assert asked.result()[0] == 200
+            await rig.usage(rid)
+            del asked
+        await eventually(lambda: len(left()) <= before)
+    finally:
+        gc.enable()
