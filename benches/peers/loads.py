@@ -73,7 +73,8 @@ async def play(running: Running) -> Round:
         async with running.tick(COMMON_MS) as at:
             common = await _streams(at, COMMON, int(COMMON_S * 1000 / COMMON_MS))
     async with running.tick(1.0) as at:
-        few = await _cost(at, lambda: _one_token(at, AT_ONCE, 2))
+        await _one_token(at, AT_ONCE, 2)  # the first ones open connections, and workers have just come
+        few = await _cost(at, lambda: _one_token(at, AT_ONCE, 8))
         each = max(3, int(few.per_s * 3 / AT_ONCE))
         requests = await _cost(at, lambda: _one_token(at, AT_ONCE, each))
         rate = SHARE * requests.per_s
