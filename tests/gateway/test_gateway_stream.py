@@ -218,7 +218,7 @@ async def test_a_batch_that_is_replayed_after_a_reconnect_is_not_written_twice(r
 
 
 async def test_a_settled_answer_leaves_nothing_to_the_garbage_collector(rig: Rig):
-    """A circle lives until a collection, and collections of many requests are what the slowest ones wait for."""
+    """A circle lives until a collection, which requests that come then wait for."""
 
     def left() -> list[object]:
         return [it for it in gc.get_objects() if isinstance(it, Generation | Slot)]
