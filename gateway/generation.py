@@ -18,7 +18,7 @@ Nothing here awaits, so all of it may be called from a task that is being cancel
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -34,6 +34,7 @@ from gateway.delivered import Delivered, the_rest
 from gateway.effects import Effects
 from gateway.gaps import Gaps
 from gateway.outputs import Nowhere, Output
+from gateway.parts import Parts
 from gateway.patience import Patience, Silence, out_of_reach
 from gateway.purse import allowance_of
 from gateway.refusals import error_of_refusal
@@ -79,12 +80,9 @@ class Generation:
         self._effects = effects
         self._loop = loop
         self._forget = forget
-        self._streams: dict[int, Slot] = {}  # decode or unified, by sample
-        self._prefills: dict[int, Slot] = {}
+        self._parts = Parts()
         measured = terms.owner.slo.itl_p99_ms is not None
         self._delivered = [Delivered(Gaps() if measured else None) for _ in range(terms.num_samples)]
-        self._done: dict[int, Slot] = {}  # samples that earlier attempts finished
-        self._prompts: list[Slot] = []  # of earlier attempts: who may know the prompt's meters
         self._silence = Silence()
         self._num_done = 0
         self._lost_by = ""  # why the last accepted attempt was given up
@@ -103,7 +101,7 @@ class Generation:
         slot = Slot(self, sample, phase, worker_id, self._delivered[sample])
         if phase is not Phase.PREFILL:
             slot.allowance = self._allowance(slot)
-        (self._prefills if phase is Phase.PREFILL else self._streams)[sample] = slot
+        self._parts.add(slot)
         if self.ending is not None and self.ending.outcome is not Outcome.FINISHED:
             self._effects.abort_on_worker(worker_id, self._attempt_id(), self.ending.cause)
         return slot
@@ -111,8 +109,9 @@ class Generation:
     def slot_finished(self, slot: Slot, error: str) -> None:
         """Take the end of one engine request of the current attempt."""
         if self.ending is not None or slot.phase is Phase.PREFILL:
-            if self.ending is None and not self._told_cached and slot.counts.cached_tokens and not self._prompts:
-                self._told_cached = True  # by the attempt whose prompt is metered
+            told = self._told_cached or self._parts.is_continued  # by the attempt whose prompt is metered
+            if self.ending is None and slot.counts.cached_tokens and not told:
+                self._told_cached = True
                 self._effects.found_cached(self.terms.owner.org, self.terms.rid, slot.counts.cached_tokens)
             self._conclude_if_counted()
             return
@@ -171,12 +170,12 @@ class Generation:
             return
         if self.ending is not None:
             # An aborted end may come by the scheduler before the worker's own word, which has the counts.
-            slots = (*self._streams.values(), *self._prefills.values())
-            if not any(s.reason is None and not s.muted and self._is_attached(s) for s in slots):
+            if not any(s.reason is None and not s.muted and self._is_attached(s) for s in self._parts.current):
                 self._conclude()
         elif self.accepted:
             # A worker that the scheduler gave up but that still streams to us is left alone.
-            silent_s = max((self._effects.silent_s(slot.worker_id) for slot in self._streams.values()), default=0.0)
+            streams = self._parts.streams.values()
+            silent_s = max((self._effects.silent_s(slot.worker_id) for slot in streams), default=0.0)
             if silent_s < SILENT_S:
                 self._loop.call_later(SILENT_S, self._still_silent, self.attempt, self._num_tokens, notice.cause)
             else:
@@ -201,15 +200,16 @@ class Generation:
         """Take notice that so many tokens per sample are paid."""
         self._asking = False
         self.paid_tokens = paid_tokens
-        for slot in self._streams.values():
+        for slot in self._parts.streams.values():
             slot.allowance = self._allowance(slot)
 
     def cut(self) -> None:
         """End the answer as its maximum would: no budget pays for more."""
         if self.ending is not None:
             return
+        answers = self._parts.answers
         for sample in range(self.terms.num_samples):
-            slot = self._streams.get(sample) or self._done.get(sample)  # none: between two attempts
+            slot = answers.get(sample)  # none: between two attempts
             if slot is None or slot.reason is None:
                 self.output.sample_finished(sample, FinishReason.LENGTH)
             if slot is not None and slot.reason is None:
@@ -288,11 +288,8 @@ class Generation:
         """Make `attempt` the current one if it may be; older ones are fenced off."""
         if attempt < self.attempt or self.accepted:
             return False
-        for slot in (*self._streams.values(), *self._prefills.values()):
-            slot.muted = True
-        self._streams.clear()
-        self._prefills.clear()
-        self._num_done = len(self._done)
+        self._parts.fence_off()
+        self._num_done = len(self._parts.whole)
         self.attempt = attempt
         return True
 
@@ -313,18 +310,11 @@ class Generation:
         log.info("continues", rid=self.terms.rid, attempt=self.attempt, num_tokens=self._num_tokens, cause=cause)
         self._lost_by = cause
         self._abort_attempt(cause)
-        self._done |= {s: slot for s, slot in self._streams.items() if slot.reason is not None and slot.reason.complete}
-        source = self._prefills.get(0) or self._streams.get(0)
-        if source is not None:
-            self._prompts.append(source)
-        for slot in (*self._streams.values(), *self._prefills.values()):
-            slot.muted = True
+        self._parts.continued()
         for sample, delivered in enumerate(self._delivered):
-            if sample not in self._done:
+            if sample not in self._parts.whole:
                 delivered.continued()
-        self._streams.clear()
-        self._prefills.clear()
-        self._num_done = len(self._done)
+        self._num_done = len(self._parts.whole)
         self.accepted = False
         self._ask_for_the_rest(self.attempt)
 
@@ -338,7 +328,7 @@ class Generation:
 
     def _ask_for_the_rest(self, lost_attempt: int) -> None:
         unreachable = out_of_reach(self.placed, lost_attempt, self._effects)
-        entry = the_rest(self.terms, lost_attempt, self._delivered, done=self._done, unreachable=unreachable)
+        entry = the_rest(self.terms, lost_attempt, self._delivered, done=self._parts.whole, unreachable=unreachable)
         self._effects.tell_scheduler(self.terms.pool, entry)
 
     def _deadline_passed(self) -> None:
@@ -356,7 +346,7 @@ class Generation:
         self._effects.tell_scheduler(self.terms.pool, Abort(rid=self.terms.rid, reason=reason))
 
     def _abort_attempt(self, reason: str) -> None:
-        workers = {slot.worker_id for slot in (*self._streams.values(), *self._prefills.values())}
+        workers = {slot.worker_id for slot in self._parts.current}
         if self.placed is not None and self.placed.attempt == self.attempt:
             workers.add(self.placed.decode.worker_id)
             if self.placed.prefill is not None:
@@ -383,15 +373,7 @@ class Generation:
         """Return whether everything is known that the usage event says."""
         if not self.entry_id or self.placed is None or self.placed.attempt != self.attempt:
             return False
-        streams = self._streams.values()
-        if len(streams) + len(self._done) < self.terms.num_samples:
-            return False
-        if any(s.reason is None and not s.muted for s in streams):
-            return False
-        if self.placed.prefill is None:
-            return True
-        first = self._prefills.get(min(self._prefills, default=0))
-        return first is not None and (first.reason is not None or first.muted)
+        return self._parts.counted(self.terms.num_samples, has_prefill=self.placed.prefill is not None)
 
     def _conclude(self) -> None:
         if self.event is not None:
@@ -410,22 +392,17 @@ class Generation:
                 unreserved=self.granted.unreserved,
             )
         )
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Forget the slots, which know this generation: in a circle both would wait for the garbage collector."""
-        for slots in (self._streams, self._prefills, self._done):
-            slots.clear()
-        self._prompts.clear()
+        self._parts.clear()
 
     def _usage_event(self, ending: Ending) -> UsageEvent:
         timings = None
-        streams = self._done | self._streams
+        parts = self._parts
+        streams, prompts = parts.answers, parts.prompts
         if self.accepted or self._num_tokens:
             timings = timings_of(
                 self.terms,
                 streams=streams,
-                prompts=self._prompt_sources,
+                prompts=prompts,
                 num_tokens=self._num_tokens,
                 first_sent_s=self.output.first_sent_s,
                 queue_ms=self._queue_ms,
@@ -438,17 +415,11 @@ class Generation:
             accepted=self.accepted or self._num_tokens > 0,
             placed=self.placed if self.placed is not None and self.placed.attempt == self.attempt else None,
             streams=streams,
-            prefills=self._prefills,
-            prompts=self._prompt_sources,
+            prefills=parts.prefills,
+            prompts=prompts,
             num_before=sum(delivered.num_before for delivered in self._delivered),
             timings=timings,
         )
-
-    @property
-    def _prompt_sources(self) -> Sequence[Slot]:
-        """Who may know the prompt's meters, the first attempt first."""
-        current = self._prefills.get(0) or self._streams.get(0)
-        return (*self._prompts, current) if current is not None else self._prompts
 
 
 def _interrupted() -> Interrupted:
