@@ -242,13 +242,10 @@ class _SchedulePilot:
         """Take the simulation that this is the pilot of."""
         self._simulation = simulation
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:
         """Ignore it."""
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
-        """Ignore it."""
-
-    def answered(self, request: int, output_tokens: int | None) -> None:
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
         """Ignore it."""
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002

@@ -144,8 +144,7 @@ class RatioController:
     def arrived(self, request: Request) -> None:
         """Count the work of a request that arrives for the first time. Batch work steers nothing."""
         if request.sized is not None and request.tier != BATCH_TIER:
-            sample = msgspec.structs.replace(request.sized.sample, request=request.rid)
-            self._demand.observe(self._now_s(), sample)
+            self._demand.observe(self._now_s(), request.sized.sample, request.rid)
 
     def answered(self, request: Request, output_tokens: int | None) -> None:
         """Take how long an answer got, per sample; None = there is none, or not all of it."""

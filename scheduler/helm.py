@@ -197,7 +197,6 @@ class Helm:
 
     def refused(self, request: Request, reason: str, *, retry_after_s: float | None, for_capacity: bool) -> None:
         """Take a request that is sent away."""
-        self.controller.answered(request, None)
         self.decisions.refused(request, reason, retry_after_s)
         if for_capacity:
             self.window.refused(request)

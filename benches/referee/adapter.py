@@ -187,7 +187,7 @@ class RatioScaling:
                 max_tokens=4096,
             )
             sized = size_up(asked, self._lengths, latency, TokenWeights(), self._growing)
-            self._demand.observe(request.at_s, msgspec.structs.replace(sized.sample, request=request.number))
+            self._demand.observe(request.at_s, sized.sample, request.number)
             self._growing.started(
                 request.at_s + sized.work_ms / 1000,
                 request.number,

@@ -28,8 +28,6 @@ class DemandSample(msgspec.Struct, frozen=True, kw_only=True):
     """Compute time of its uncached prompt, alone on a worker."""
     feasible: bool
     """An idle machine would meet its targets."""
-    request: Hashable | None = None
-    """By which `DemandWindow` is told of its end; None = it is not told."""
 
 
 class OutputMoments(msgspec.Struct, frozen=True):
@@ -193,12 +191,12 @@ class DemandWindow:
         """Demands of the segments that have ended, the latest last, as of the last call of `demand`."""
         return tuple(segment.demand for segment in self._segments)
 
-    def observe(self, now_s: float, sample: DemandSample) -> None:
-        """Count an arrival."""
+    def observe(self, now_s: float, sample: DemandSample, request: Hashable | None = None) -> None:
+        """Count an arrival. Its end is told by `request`; None = it is not told."""
         self._advance(now_s)
         kind = self._open.add(sample)
-        if sample.request is not None:
-            self._under_way[sample.request] = kind
+        if request is not None:
+            self._under_way[request] = kind
             if len(self._under_way) > _UNDER_WAY_KEPT:
                 self._under_way.popitem(last=False)
         if sample.feasible and self._open_number is not None:

@@ -129,19 +129,15 @@ class ElasticPilot:
         self._simulation = simulation
         simulation.clock.after(self._scaler.period_s * 1000, self._scale)
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:
         """Tell both."""
-        self._inner.arrived(now_s, sample)
+        self._inner.arrived(now_s, request, sample)
         self._scaler.arrived(now_s, sample)
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
         """Tell those who learn from it."""
-        self._inner.ended(now_s, stage)
+        self._inner.ended(now_s, request, stage, output_tokens)
         self._scaler.ended(stage)
-
-    def answered(self, request: int, output_tokens: int | None) -> None:
-        """Tell who moves roles."""
-        self._inner.answered(request, output_tokens)
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Ask who moves roles."""

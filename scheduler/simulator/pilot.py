@@ -36,14 +36,11 @@ class Pilot(Protocol):
 
     period_s: float
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:
         """Hear of an interactive request."""
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
-        """Hear of the end of one; None = refused."""
-
-    def answered(self, request: int, output_tokens: int | None) -> None:
-        """Hear how long an answer got; None = there is none, or not all of it."""
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
+        """Hear of the end of one: who is to blame (None = refused), and how long its answer was (None = not whole)."""
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Return the move to make, if any."""
@@ -54,13 +51,10 @@ class StaticPilot:
 
     period_s = 5.0
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:
         """Ignore it."""
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
-        """Ignore it."""
-
-    def answered(self, request: int, output_tokens: int | None) -> None:
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
         """Ignore it."""
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:  # noqa: ARG002
@@ -86,20 +80,17 @@ class AutoPilot:
         """Return what the requests seen ask for."""
         return self._demand.demand(now_s, forecast)
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:
         """Count its work."""
-        self._demand.observe(now_s, sample)
+        self._demand.observe(now_s, sample, request)
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
-        """Count who is to blame."""
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
+        """Count who is to blame, and the answer for the demand that the request was a part of."""
+        self._demand.ended(request, output_tokens)
         if stage is None:
             self._blamed.refuse(now_s)
         else:
             self._blamed.add(now_s, stage)
-
-    def answered(self, request: int, output_tokens: int | None) -> None:
-        """Take it for the demand that the request was a part of."""
-        self._demand.ended(request, output_tokens)
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         """Ask the controller, once a period and when something has happened."""

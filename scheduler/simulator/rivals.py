@@ -55,7 +55,7 @@ class PlannerPilot(StaticPilot):
         self._sensitivity = sensitivity
         self._own_ms = 0.0  # mean computing time of a prompt, exponentially weighted
 
-    def arrived(self, now_s: float, sample: DemandSample) -> None:  # noqa: ARG002
+    def arrived(self, now_s: float, request: int, sample: DemandSample) -> None:  # noqa: ARG002
         """Average the prompts."""
         self._own_ms += (sample.prefill_ms - self._own_ms) * (0.02 if self._own_ms else 1.0)
 

@@ -9,8 +9,6 @@
 
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from contracts.lifecycle import HandOff, Role, WorkerState
 from scheduler.policy.blame import Stage
 from scheduler.policy.cluster import ClusterView
@@ -128,7 +126,7 @@ class Simulation:
         self.jobs[job.number] = job
         sample = self.router.size_up(job, now_ms)
         if job.attempt == 1 and not job.batch:
-            self._pilot.arrived(now_ms / 1000, msgspec.structs.replace(sample, request=job.number))
+            self._pilot.arrived(now_ms / 1000, job.number, sample)
         assert job.ticket is not None
         self._count_blocked()
         self._blocked_at_push[job] = dict(self._blocked_ms)
@@ -182,8 +180,7 @@ class Simulation:
         job.refused = why
         job.alive = False
         if not job.batch:
-            self._pilot.ended(self.clock.now_ms / 1000, None)
-            self._pilot.answered(job.number, None)
+            self._pilot.ended(self.clock.now_ms / 1000, job.number, None, None)
             self._window.append(False)
 
     def _left_queue(self, job: Job) -> None:
@@ -301,8 +298,7 @@ class Simulation:
         self._queue.correct(job.ticket, self.router.actual_cost(job))
         if not job.batch:
             job.stage = self.router.stage_to_blame(job)
-            self._pilot.ended(now_s, job.stage)
-            self._pilot.answered(job.number, job.arrival.output_tokens)
+            self._pilot.ended(now_s, job.number, job.stage, job.arrival.output_tokens)
             if job.feasible:
                 self._window.append(met_targets(job, self.setup.target))
         self._released(worker, job)
@@ -421,8 +417,7 @@ class Simulation:
             else:
                 job.stage = Stage.LOST
                 if not job.batch:
-                    self._pilot.ended(self.clock.now_ms / 1000, Stage.LOST)
-                    self._pilot.answered(job.number, None)
+                    self._pilot.ended(self.clock.now_ms / 1000, job.number, Stage.LOST, None)
                     self._window.append(False)
 
     def _recover(self, worker: SimWorker) -> None:

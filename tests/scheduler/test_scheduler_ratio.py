@@ -96,7 +96,7 @@ async def test_the_demand_knows_how_long_its_own_answers_got(rig: Rig):
     await rig.worker(Role.UNIFIED)
     gateway = await rig.gateway()
     pool = await rig.leading(rig.scheduler(profile=PROFILE, helm=QUICK))
-    controller, window = pool.term.helm.controller, pool.term.helm.controller._demand
+    window = pool.term.helm.controller._demand
     requests = [await gateway.submit(max_tokens=4) for _ in range(12)]
     await eventually(lambda: all(r.reason() is FinishReason.LENGTH for r in requests))
     for request in requests[:8]:
@@ -107,7 +107,7 @@ async def test_the_demand_knows_how_long_its_own_answers_got(rig: Rig):
 
     def valued(*, as_forecast: bool) -> float:
         thousand = OutputMoments(1000.0, 1e6)
-        demand = controller._demand.demand(time.monotonic() + 2, lambda kind: thousand, as_forecast=as_forecast)
+        demand = window.demand(time.monotonic() + 2, lambda kind: thousand, as_forecast=as_forecast)
         return demand.output_tokens
 
     assert valued(as_forecast=True) == pytest.approx(1000)

@@ -78,11 +78,9 @@ def ask(window, *, from_s, to_s, prefill_ms=100.0, answers=()):
     """Ten requests a second of one kind, named by their time; answers end as they are told, in the order of arrival."""
     names = []
     for number in range(from_s * 10, to_s * 10):
-        sample = DemandSample(
-            kind="long", prompt_tokens=500, prefill_ms=prefill_ms, feasible=True, request=("asked", number)
-        )
-        window.observe(number / 10, sample)
-        names.append(sample.request)
+        sample = DemandSample(kind="long", prompt_tokens=500, prefill_ms=prefill_ms, feasible=True)
+        names.append(("asked", number))
+        window.observe(number / 10, sample, names[-1])
     for name, tokens in zip(names, answers, strict=False):
         window.ended(name, tokens)
     return names
