@@ -82,9 +82,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     seen: float  # by the fit over all rows: nothing held out
     scaled_by_group: float  # unseen, then the best single factor for each model and GPU, known only afterwards
     scaled_by_release: float  # unseen, then the best single factor for each model, GPU, engine release and format
-    one_row_of_group: (
-        float  # unseen, then scaled by one measured row of the model and GPU: mean over every choice of it
-    )
+    one_row_of_group: float  # unseen, then scaled by one measured row of the model and GPU, the mean over its choices
     one_row_of_release: float  # the same within an engine release and format
 
 
@@ -205,9 +203,8 @@ def _print(rows: Sequence[Measured], dropped: msgspec.Struct, reports: dict[str,
         for g in report.groups:
             verdict = "" if not g.claimed else ("within" if g.mape <= BARS[name] else "beyond the bar")
             note = verdict or f"under {CLAIM_ROWS} rows: not claimed"
-            table.add_row(
-                g.group, str(g.rows), f"{g.mape:.1%}", f"{g.median:.1%}", f"{g.bias:+.1%}", f"{g.apart:.1%}", note
-            )
+            errors = (f"{g.mape:.1%}", f"{g.median:.1%}", f"{g.bias:+.1%}", f"{g.mape_without_bias:.1%}")
+            table.add_row(g.group, str(g.rows), *errors, note)
         claimed = [g.mape <= BARS[name] for g in report.groups if g.claimed]
         within = f"{sum(claimed)} of {len(claimed)} claimed groups within"
         table.add_row("all", str(report.rows), f"{report.mape:.1%}", f"{report.median:.1%}", "", "", within)

@@ -219,20 +219,34 @@ def _system(gpu: str) -> str:
     return gpu.lower() if gpu.startswith("GB") else f"{gpu.lower()}_sxm"
 
 
-def gain_errors(choices: Sequence[ChoiceRow], who: str) -> list[float]:
-    """Return by what factor (1 and above) each predicted gain is off the measured one, sorted; gains as ratios."""
-    known = [(c.measured, gain) for c in choices if (gain := getattr(c, who)) is not None]
-    return sorted(math.exp(abs(math.log((1 + gain) / (1 + measured)))) for measured, gain in known)
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One's answers beside what was measured."""
+
+    number: int  # that said anything
+    same: int  # of these on the same side of the default rule
+    gain_errors: list[float]  # factors (1 and above) by which gains, as ratios, are off; sorted
+    token_errors: list[float]  # the same of tokens per second and GPU, of either way
 
 
-def token_errors(choices: Sequence[ChoiceRow], who: str) -> list[float]:
-    """Return by what factor (1 and above) each predicted throughput, of either way, is off the measured one, sorted."""
-    pairs = [
-        (ours, measured)
+def judged(choices: Sequence[ChoiceRow], who: str) -> Judged:
+    """Hold the answers of `ours` or `peer` against the measurements."""
+    gains = [(gain, c.measured) for c in choices if (gain := getattr(c, who)) is not None]
+    tokens = [
+        pair
         for c in choices
-        for ours, measured in zip(getattr(c, f"{who}_tokens"), c.measured_tokens, strict=True)
+        for pair in zip(getattr(c, f"{who}_tokens"), c.measured_tokens, strict=True)
+        if pair[0] > 0
     ]
-    return sorted(math.exp(abs(math.log(ours / measured))) for ours, measured in pairs if ours > 0)
+    return Judged(
+        number=len(gains),
+        same=sum((gain >= WORTH) == (measured >= WORTH) for gain, measured in gains),
+        gain_errors=sorted(_factor(1 + gain, 1 + measured) for gain, measured in gains),
+        token_errors=sorted(_factor(*pair) for pair in tokens),
+    )
+
+
+def _factor(one: float, other: float) -> float:
+    return math.exp(abs(math.log(one / other)))
 
 
 def _choice_row(question: Any, answer: dict[str, Any], unseen: Efficiency) -> ChoiceRow:
@@ -328,11 +342,10 @@ def _print(found: Found) -> None:
         )
     console.print(table)
     for name in ("ours", "peer"):
-        known = [(c.measured, getattr(c, name)) for c in found.choices if getattr(c, name) is not None]
-        same = sum((m >= WORTH) == (g >= WORTH) for m, g in known)
-        gains, tokens = gain_errors(found.choices, name), token_errors(found.choices, name)
+        said = judged(found.choices, name)
+        gains, tokens = said.gain_errors, said.token_errors
         console.print(
-            f"{name}: says of 30 % what was measured in {same} of {len(known)}; gain off by a factor of "
+            f"{name}: says of 30 % what was measured in {said.same} of {said.number}; gain off by a factor of "
             f"{percentile(gains, 0.5):.2f} (median), {mean(gains):.2f} (mean); tokens/s per GPU by "
             f"{percentile(tokens, 0.5):.2f}, {mean(tokens):.2f}"
         )

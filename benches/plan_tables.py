@@ -16,8 +16,7 @@ from benches.plan_pairs import RESULTS as PAIRS
 from benches.plan_pairs import Report
 from benches.plan_peers import RESULTS as PEERS
 from benches.plan_peers import Found as Peers
-from benches.plan_peers import RunRow, gain_errors, token_errors
-from pdgate.plan.decide import WORTH
+from benches.plan_peers import RunRow, judged
 from pdgate.plan.fit import CLAIM_ROWS
 from pdgate.plan.workload import mean, percentile
 
@@ -110,12 +109,11 @@ def choices_table() -> str:
         lines.append(f"| {c.system} | {c.tpot_ms:g} ms | {gains} | {tokens} | {c.ours_s:.1f} | {c.peer_s:.1f} |")
     said = []
     for who, name in (("ours", "ours"), ("peer", "aiconfigurator")):
-        known = [(c.measured, gain) for c in found.choices if (gain := getattr(c, who)) is not None]
-        same = sum((m >= WORTH) == (g >= WORTH) for m, g in known)
-        gains, tokens = gain_errors(found.choices, who), token_errors(found.choices, who)
+        one = judged(found.choices, who)
         said.append(
-            f"{name}: the measured answer to 30 % in {same} of {len(known)}, the gain (as a ratio) off by a factor of "
-            f"{percentile(gains, 0.5):.2f} in the median, tokens per second and GPU by {percentile(tokens, 0.5):.2f}"
+            f"{name}: the measured answer to 30 % in {one.same} of {one.number}, the gain (as a ratio) off by a factor "
+            f"of {percentile(one.gain_errors, 0.5):.2f} in the median, tokens per second and GPU by "
+            f"{percentile(one.token_errors, 0.5):.2f}"
         )
     return "\n".join([*lines, "", f"{'; '.join(said)}. Under {CLAIM_ROWS} questions: reported, not claimed."])
 

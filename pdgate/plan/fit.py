@@ -36,7 +36,7 @@ class GroupError(msgspec.Struct, frozen=True, kw_only=True):
     mape: float
     median: float  # absolute
     bias: float  # median signed: above 0 = predicted too slow
-    apart: float  # mean absolute deviation from the group's median ratio: what a right bias would leave
+    mape_without_bias: float  # mean absolute deviation from the group's median ratio: what a right bias would leave
 
     @property
     def claimed(self) -> bool:
@@ -289,7 +289,7 @@ def _summary(errors: dict[str, list[float]]) -> HeldOut:
                 mape=mean(sizes),
                 median=percentile(sizes, 0.5),
                 bias=bias,
-                apart=mean([abs((1 + e) / (1 + bias) - 1) for e in found]),
+                mape_without_bias=mean([abs((1 + e) / (1 + bias) - 1) for e in found]),
             )
         )
     pooled = sorted(abs(e) for found in errors.values() for e in found)
