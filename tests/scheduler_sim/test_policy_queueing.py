@@ -142,7 +142,7 @@ class Recorder(StaticPilot):
     def __init__(self) -> None:
         self.window = DemandWindow(span_s=10_000, alarm_sigma=1e9)
 
-    def arrived(self, now_s, sample):
+    def arrived(self, now_s, request, sample):
         self.window.observe(now_s, sample)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from contracts.lifecycle import HandOff, Role, WorkerState
 from contracts.slo import SloTarget
 from scheduler.policy.blame import Stage
-from scheduler.policy.demand import DemandSample, Forecast
+from scheduler.policy.demand import Forecast
 from scheduler.policy.queueing import Split
 from scheduler.policy.ratio import Move
 from scheduler.simulator.arrivals import Lengths, Workload, poisson
@@ -41,10 +41,8 @@ class ScriptedPilot(StaticPilot):
         self._script = list(script)
         self.stages: list[Stage | None] = []
 
-    def ended(self, now_s: float, stage: Stage | None) -> None:
+    def ended(self, now_s: float, request: int, stage: Stage | None, output_tokens: int | None) -> None:
         self.stages.append(stage)
-
-    def arrived(self, now_s: float, sample: DemandSample) -> None: ...
 
     def tick(self, now_s: float, sight: FleetSight, forecast: Forecast) -> Move | None:
         if self._script and now_s >= self._script[0][0]:
